@@ -1,0 +1,13 @@
+"""Names of the control plane's keys (DESIGN §6): the one place that spells them."""
+
+from kvindex.core import InstanceId
+
+PREFIX = "/moonpool/v1"
+
+INSTANCES = f"{PREFIX}/instances/"
+CONFIG = f"{PREFIX}/config"
+SEED = f"{PREFIX}/seed"
+
+
+def instance(instance: InstanceId) -> str:
+    return f"{INSTANCES}{instance}"

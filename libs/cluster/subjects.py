@@ -1,0 +1,36 @@
+"""Names of the bus's subjects (DESIGN §5): the one place that spells them."""
+
+from kvindex.core import InstanceId
+
+PREFIX = "moonpool.v1"
+
+SCHEDULE = f"{PREFIX}.schedule"
+SCHEDULE_STANDBY = f"{PREFIX}.schedule.standby"
+DECISION = f"{PREFIX}.decision"
+KVMETA_MATCH = f"{PREFIX}.kvmeta.match"
+
+LOAD_ALL = f"{PREFIX}.load.*"
+KV_EVENTS_ALL = f"{PREFIX}.kv.*"
+
+CONDUCTOR_QUEUE = "conductor"
+KVMETA_QUEUE = "kvmeta"
+
+
+def load(instance: InstanceId) -> str:
+    return f"{PREFIX}.load.{instance}"
+
+
+def kv_events(instance: InstanceId) -> str:
+    return f"{PREFIX}.kv.{instance}"
+
+
+def kv_inventory(instance: InstanceId) -> str:
+    return f"{PREFIX}.kv_inventory.{instance}"
+
+
+def instance(instance: InstanceId) -> str:
+    return f"{PREFIX}.instance.{instance}"
+
+
+def stream(gateway: InstanceId) -> str:
+    return f"{PREFIX}.stream.{gateway}"

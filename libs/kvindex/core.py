@@ -1,0 +1,33 @@
+"""Words of the index: who an instance is and where a block lies."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NewType
+
+InstanceId = NewType("InstanceId", str)
+"""Name of one running process in the cluster, unique among those alive."""
+
+
+class Tier(StrEnum):
+    """Where a block's bytes lie on an instance, fastest first."""
+
+    DEVICE = "device"
+    DRAM = "dram"
+    SSD = "ssd"
+
+
+@dataclass(frozen=True, slots=True)
+class TierRun:
+    """`blocks` consecutive blocks of a matched prefix in one tier."""
+
+    tier: Tier
+    blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceMatch:
+    """How many blocks of a prompt, from its start, an instance holds, and where."""
+
+    instance: InstanceId
+    prefix_blocks: int
+    runs: tuple[TierRun, ...] = ()

@@ -1,0 +1,178 @@
+"""The vocabulary of decisions: what a request asks and what an instance can do, as frozen data.
+
+Everything in `policy` reads and returns these. Units come last in a name; `_tokens` and `_blocks` are
+counts, token ids are called `token_ids`.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NewType
+
+from kvindex.core import InstanceId
+
+RequestId = NewType("RequestId", str)
+"""Made by the gateway; a client's own id never becomes one."""
+
+
+class Role(StrEnum):
+    """What an instance can do; a coupled worker has the last two."""
+
+    GATEWAY = "gateway"
+    CONDUCTOR = "conductor"
+    KVMETA = "kvmeta"
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
+class InstanceState(StrEnum):
+    SERVING = "serving"
+    DRAINING = "draining"
+
+
+class FinishReason(StrEnum):
+    """Why an answer ended, in the words of the OpenAI API."""
+
+    STOP = "stop"
+    LENGTH = "length"
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How a request's next token is chosen; with the tokens so far, all the state a sampler has.
+
+    `temperature` 0 is greedy. `top_k` 0 means no limit. `seed` is always set (the gateway draws one
+    where the client gave none), so that a replay draws the same numbers. Generation ends after
+    `output_tokens_max` tokens or at one of `stop_token_ids`, unless fewer than `output_tokens_min`
+    came before it.
+    """
+
+    output_tokens_max: int
+    stop_token_ids: tuple[int, ...] = ()
+    output_tokens_min: int = 0
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CostCoefficients:
+    """The cost model of one instance (DESIGN §8), in seconds.
+
+    T_prefill(new, prefix) = a + b·new + c·new·(prefix + new/2)
+    T_step(batch, kv_tokens) = d + e·batch + f·kv_tokens
+    T_transfer(bytes) = g + bytes / bandwidth
+    """
+
+    prefill_fixed_s: float
+    prefill_per_token_s: float
+    prefill_per_token_pair_s: float
+    step_fixed_s: float
+    step_per_request_s: float
+    step_per_kv_token_s: float
+    transfer_fixed_s: float
+    transfer_bytes_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleRequest:
+    """gateway → `schedule`: where should this request run? Answered by Placement or Rejection."""
+
+    request_id: RequestId
+    attempt: int
+    model: str
+    fingerprint: str
+    prompt_tokens: int
+    output_tokens_max: int
+    block_hashes: bytes
+    """Hashes of the full blocks of prompt + output so far, first to last."""
+    deadline_s: float
+    tenant: str = ""
+    priority: int = 0
+    ttft_ms_max: float | None = None
+    tbt_ms_max: float | None = None
+    excluded: tuple[InstanceId, ...] = ()
+    """Instances that refused or were lost in earlier attempts."""
+    resumed: bool = False
+    """A request that already streamed tokens skips early rejection."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    request_id: RequestId
+    attempt: int
+    prefill: InstanceId
+    decode: InstanceId
+    source: InstanceId | None = None
+    """Whose cached prefix prefill brings in; None means nothing is cached."""
+    prefix_blocks: int = 0
+    predicted_ttft_ms: float = 0.0
+    predicted_tbt_ms: float = 0.0
+
+
+class RejectReason(StrEnum):
+    NO_INSTANCE = "no_instance"
+    OVERLOADED = "overloaded"
+    TTFT = "ttft"
+    TBT = "tbt"
+
+
+@dataclass(frozen=True, slots=True)
+class Rejection:
+    request_id: RequestId
+    attempt: int
+    reason: RejectReason
+    detail: str
+    retry_after_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class QueuedRequest:
+    """A request that prefill has accepted and not yet handed over."""
+
+    request_id: RequestId
+    attempt: int
+    decode: InstanceId
+    new_tokens: int
+    """Tokens that are still to be computed."""
+    prefix_tokens: int
+    output_tokens_max: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunningRequest:
+    """A request that decode holds blocks for; `committed` once its first token is there."""
+
+    request_id: RequestId
+    attempt: int
+    kv_tokens: int
+    output_tokens: int
+    output_tokens_max: int
+    committed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LoadSnapshot:
+    """instance → `load.<instance>`: the whole of its load, idempotent; also the reply to Describe."""
+
+    instance: InstanceId
+    roles: tuple[Role, ...]
+    state: InstanceState
+    queued: tuple[QueuedRequest, ...] = ()
+    running: tuple[RunningRequest, ...] = ()
+    requests: int = 0
+    """Requests this instance is busy with, whatever its role."""
+    blocks: int = 0
+    blocks_free: int = 0
+    """Blocks that hold nothing."""
+    blocks_cached: int = 0
+    """Blocks that hold reusable KV nobody is using: free on demand."""
+    blocks_in_use: int = 0
+    """Blocks pinned by queued, reserved and running requests."""
+    blocks_indexed: int = 0
+    """kvmeta only: blocks in the directory, over all instances."""
+    prefill_tokens_total: int = 0
+    """Prompt tokens computed since start; with `cached_tokens_total`, the hit rate."""
+    cached_tokens_total: int = 0
+    decode_tokens_total: int = 0
+    cost: CostCoefficients | None = None
