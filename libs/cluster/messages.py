@@ -4,13 +4,13 @@ Owns the shapes, not the wire (see `cluster.wire`) nor the subjects (see `cluste
 type `bytes` are packed arrays, base64 in JSON: 16 bytes a block hash, a little-endian int32 a token id
 or block id. Deadlines travel as seconds left. Names of token counts end in `_tokens`, of token ids in
 `_token_ids`. Fields are only ever added; an unknown field is ignored by whoever receives it. What decisions read and return (ScheduleRequest, Placement, Rejection, LoadSnapshot)
-is defined in `policy.core`, matches in `kvindex.core`: they are messages too, see MESSAGE_KINDS.
+is defined in `policy.core`, matches and block events in `kvindex.core`: they are messages too, see MESSAGE_KINDS.
 """
 
 from dataclasses import dataclass
 from enum import StrEnum
 
-from kvindex.core import InstanceId, InstanceMatch, Tier
+from kvindex.core import BlockEvent, InstanceId, InstanceMatch, Tier
 from policy.core import (
     FinishReason,
     LoadSnapshot,
@@ -85,26 +85,6 @@ class MatchReply:
 
 
 # --- block events and inventory -----------------------------------------------------------------
-
-
-class BlockAction(StrEnum):
-    STORED = "stored"
-    MOVED = "moved"
-    REMOVED = "removed"
-
-
-@dataclass(frozen=True, slots=True)
-class BlockEvent:
-    """One change of an instance's inventory.
-
-    `stored`: `block_hashes` is a chain, parents first; `parent` is the hash before it (empty for the
-    first block of a prompt). `moved`: the blocks are in `tier` now. `removed`: children first.
-    """
-
-    action: BlockAction
-    block_hashes: bytes
-    tier: Tier
-    parent: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,6 +279,13 @@ class Resume:
 
 
 @dataclass(frozen=True, slots=True)
+class HandlerFailed:
+    """The answer to a request that was malformed or whose handling broke; the asker may try elsewhere."""
+
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
 class Describe:
     """anyone → instance: your load, now. Answered by LoadSnapshot."""
 
@@ -381,6 +368,7 @@ MESSAGE_KINDS: dict[str, type] = {
     "cancel": Cancel,
     "resume": Resume,
     "describe": Describe,
+    "handler_failed": HandlerFailed,
     "stream": StreamBatch,
 }
 """The `kind` that a message carries on the wire, for each class: explicit, nothing is looked up by name."""

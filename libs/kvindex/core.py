@@ -31,3 +31,23 @@ class InstanceMatch:
     instance: InstanceId
     prefix_blocks: int
     runs: tuple[TierRun, ...] = ()
+
+
+class BlockAction(StrEnum):
+    STORED = "stored"
+    MOVED = "moved"
+    REMOVED = "removed"
+
+
+@dataclass(frozen=True, slots=True)
+class BlockEvent:
+    """One change of an instance's inventory.
+
+    `stored`: `block_hashes` is a chain, parents first; `parent` is the hash before it (empty for the
+    first block of a prompt). `moved`: the blocks are in `tier` now. `removed`: children first.
+    """
+
+    action: BlockAction
+    block_hashes: bytes
+    tier: Tier
+    parent: bytes = b""
