@@ -3,8 +3,9 @@
 Owns the shapes, not the wire (see `cluster.wire`) nor the subjects (see `cluster.subjects`). Fields of
 type `bytes` are packed arrays, base64 in JSON: 16 bytes a block hash, a little-endian int32 a token id
 or block id. Deadlines travel as seconds left. Names of token counts end in `_tokens`, of token ids in
-`_token_ids`. Fields are only ever added; an unknown field is ignored by whoever receives it. What decisions read and return (ScheduleRequest, Placement, Rejection, LoadSnapshot)
-is defined in `policy.core`, matches and block events in `kvindex.core`: they are messages too, see MESSAGE_KINDS.
+`_token_ids`. Fields are only ever added; an unknown field is ignored by whoever receives it. What
+decisions read and return (ScheduleRequest, Placement, Rejection, LoadSnapshot) is defined in
+`policy.core`, matches and block events in `kvindex.core`: they are messages too, see MESSAGE_KINDS.
 """
 
 from dataclasses import dataclass
