@@ -44,6 +44,8 @@ class Appeared:
 
 @dataclass(frozen=True, slots=True)
 class EventsCame:
+    """Without any `events` it still says which number comes next: a lost last event shows."""
+
     incarnation: int
     first_number: int
     events: tuple[BlockEvent, ...]
@@ -121,11 +123,11 @@ def step(sync: Sync, event: Event, now_s: float) -> Outcome:
 def _events(sync: Sync, event: EventsCame, now_s: float) -> Outcome:
     if sync.asked_at_s is not None or sync.next_number is None:
         return _hold(sync, event), ()
+    if event.first_number > sync.next_number:
+        return _ask(_hold(sync, event), now_s)
     numbered = _from(sync.next_number, event)
     if not numbered:
         return sync, ()
-    if numbered[0][0] > sync.next_number:
-        return _ask(_hold(sync, event), now_s)
     applied = Apply(tuple(block_event for _, block_event in numbered))
     return replace(sync, next_number=numbered[-1][0] + 1), (applied,)
 

@@ -1,0 +1,290 @@
+"""Prefill's side of one request: reserve, compute, hand over, commit (DESIGN §3 steps 5 to 8).
+
+`step` is the whole machine. The shell owns tensors, blocks and transfers; this knows what may follow
+what, when the reservation is renewed, and what is told to whom when something fails.
+"""
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from cluster.messages import RefusalReason, Reserved
+from policy.core import FinishReason
+
+COMMIT_TRIES_MAX = 3
+"""Commits sent for one handover where no answer comes; a commit said twice changes nothing."""
+RENEWALS_PER_TTL = 3
+
+
+class Phase(StrEnum):
+    QUEUED = "queued"
+    RESERVING = "reserving"
+    COMPUTING = "computing"
+    HANDING_OVER = "handing_over"
+    COMMITTING = "committing"
+    DONE = "done"
+
+
+class Result(StrEnum):
+    """How a request left this instance."""
+
+    HANDED_OVER = "handed_over"
+    FINISHED = "finished"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+@dataclass(frozen=True, slots=True)
+class Prefill:
+    """State of one (request, attempt) at its prefill. `local` where decode is this very instance."""
+
+    local: bool = False
+    phase: Phase = Phase.QUEUED
+    reserved: Reserved | None = None
+    renew_at_s: float | None = None
+    first_token_id: int | None = None
+    handover: "HandoverDone | None" = None
+    commits_sent: int = 0
+    result: Result | None = None
+
+
+# --- events -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """The request is first in the queue and the engine has room."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReserveAccepted:
+    reserved: Reserved
+
+
+@dataclass(frozen=True, slots=True)
+class ReserveRefused:
+    reason: RefusalReason
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """All layers of the whole prompt are done. `ending` where the first token ends the answer."""
+
+    first_token_id: int
+    ending: FinishReason | None
+
+
+@dataclass(frozen=True, slots=True)
+class HandoverDone:
+    """Every write is complete at the remote end."""
+
+    blocks_written: int
+    bytes_written: int
+    checksum: str
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """Computing, transferring or an unanswered reserve came to nothing."""
+
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class RenewRefused:
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class CommitAccepted:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class CommitRefused:
+    reason: RefusalReason
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class CommitUnanswered:
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class CancelAsked:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class TimePassed:
+    pass
+
+
+Event = (
+    Taken
+    | ReserveAccepted
+    | ReserveRefused
+    | Computed
+    | HandoverDone
+    | Failed
+    | RenewRefused
+    | CommitAccepted
+    | CommitRefused
+    | CommitUnanswered
+    | CancelAsked
+    | TimePassed
+)
+
+# --- effects ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class AskReserve:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Compute:
+    """Compute what is not cached; where `reserved` is set, stream the layers there."""
+
+    reserved: Reserved | None
+
+
+@dataclass(frozen=True, slots=True)
+class SendRenew:
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class TellFirstToken:
+    token_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class TellFinish:
+    reason: FinishReason
+
+
+@dataclass(frozen=True, slots=True)
+class FinishHandover:
+    """Wait for the writes under way and checksum them; answered by HandoverDone or Failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class SendCommit:
+    generation: int
+    first_token_id: int
+    handover: HandoverDone
+
+
+@dataclass(frozen=True, slots=True)
+class SendRelease:
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class TellFailed:
+    """The gateway places the request again."""
+
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Free:
+    """Stop computing, let no write go on, unpin every block: the request is done here."""
+
+
+Effect = (
+    AskReserve
+    | Compute
+    | SendRenew
+    | TellFirstToken
+    | TellFinish
+    | FinishHandover
+    | SendCommit
+    | SendRelease
+    | TellFailed
+    | Free
+)
+Outcome = tuple[Prefill, tuple[Effect, ...]]
+
+
+def step(prefill: Prefill, event: Event, now_s: float) -> Outcome:
+    """The next state and what the shell has to do, in order. A done request ignores what comes late,
+    except a reservation, which is given back."""
+    phase = prefill.phase
+    match event:
+        case ReserveAccepted(reserved) if phase is Phase.DONE:
+            return prefill, (SendRelease(reserved.generation),)
+        case _ if phase is Phase.DONE:
+            return prefill, ()
+        case Taken() if phase is Phase.QUEUED and prefill.local:
+            return replace(prefill, phase=Phase.COMPUTING), (Compute(None),)
+        case Taken() if phase is Phase.QUEUED:
+            return replace(prefill, phase=Phase.RESERVING), (AskReserve(),)
+        case ReserveAccepted(reserved) if phase is Phase.RESERVING:
+            renew_at_s = now_s + reserved.ttl_s / RENEWALS_PER_TTL
+            computing = replace(prefill, phase=Phase.COMPUTING, reserved=reserved, renew_at_s=renew_at_s)
+            return computing, (Compute(reserved),)
+        case ReserveRefused(reason, detail) if phase is Phase.RESERVING:
+            return _fail(prefill, f"decode refused: {reason} {detail}")
+        case Computed() if phase is Phase.COMPUTING:
+            return _computed(prefill, event)
+        case HandoverDone() if phase is Phase.HANDING_OVER:
+            return _commit(replace(prefill, phase=Phase.COMMITTING, handover=event))
+        case CommitAccepted() if phase is Phase.COMMITTING:
+            return _done(prefill, Result.HANDED_OVER, (Free(),))
+        case CommitRefused(reason, detail) if phase is Phase.COMMITTING:
+            return _fail(prefill, f"commit refused: {reason} {detail}")
+        case CommitUnanswered(detail) if phase is Phase.COMMITTING:
+            if prefill.commits_sent < COMMIT_TRIES_MAX:
+                return _commit(prefill)
+            return _fail(prefill, f"commit was not answered {COMMIT_TRIES_MAX} times: {detail}")
+        case Failed(detail):
+            return _fail(prefill, detail)
+        case RenewRefused(detail) if prefill.reserved is not None and phase is not Phase.COMMITTING:
+            return _fail(prefill, f"reservation lost: {detail}")
+        case CancelAsked():
+            return _done(prefill, Result.CANCELLED, (*_release(prefill), Free()))
+        case TimePassed():
+            return _renew(prefill, now_s)
+        case _:
+            return prefill, ()
+
+
+def _computed(prefill: Prefill, event: Computed) -> Outcome:
+    tell = TellFirstToken(event.first_token_id)
+    if event.ending is not None:
+        effects = (tell, TellFinish(event.ending), *_release(prefill), Free())
+        return _done(prefill, Result.FINISHED, effects)
+    if prefill.reserved is None:
+        return _done(prefill, Result.HANDED_OVER, (tell, Free()))
+    handing_over = replace(prefill, phase=Phase.HANDING_OVER, first_token_id=event.first_token_id)
+    return handing_over, (tell, FinishHandover())
+
+
+def _commit(prefill: Prefill) -> Outcome:
+    assert prefill.reserved is not None and prefill.handover is not None
+    assert prefill.first_token_id is not None
+    commit = SendCommit(prefill.reserved.generation, prefill.first_token_id, prefill.handover)
+    return replace(prefill, commits_sent=prefill.commits_sent + 1), (commit,)
+
+
+def _renew(prefill: Prefill, now_s: float) -> Outcome:
+    if prefill.reserved is None or prefill.renew_at_s is None or now_s < prefill.renew_at_s:
+        return prefill, ()
+    renewed = replace(prefill, renew_at_s=now_s + prefill.reserved.ttl_s / RENEWALS_PER_TTL)
+    return renewed, (SendRenew(prefill.reserved.generation),)
+
+
+def _fail(prefill: Prefill, detail: str) -> Outcome:
+    return _done(prefill, Result.FAILED, (TellFailed(detail), *_release(prefill), Free()))
+
+
+def _release(prefill: Prefill) -> tuple[SendRelease, ...]:
+    return () if prefill.reserved is None else (SendRelease(prefill.reserved.generation),)
+
+
+def _done(prefill: Prefill, result: Result, effects: tuple[Effect, ...]) -> Outcome:
+    return replace(prefill, phase=Phase.DONE, result=result), effects
