@@ -179,6 +179,11 @@ class SendCommit:
 
 
 @dataclass(frozen=True, slots=True)
+class CommitLocally:
+    """Coupled: the sequence goes on decoding where it is."""
+
+
+@dataclass(frozen=True, slots=True)
 class SendRelease:
     generation: int
 
@@ -203,6 +208,7 @@ Effect = (
     | TellFinish
     | FinishHandover
     | SendCommit
+    | CommitLocally
     | SendRelease
     | TellFailed
     | Free
@@ -256,16 +262,17 @@ def step(prefill: Prefill, event: Event, now_s: float) -> Outcome:
 def _computed(prefill: Prefill, event: Computed) -> Outcome:
     tell = TellFirstToken(event.first_token_id)
     if event.ending is not None:
-        effects = (tell, TellFinish(event.ending), *_release(prefill), Free())
-        return _done(prefill, Result.FINISHED, effects)
+        told: tuple[Effect, ...] = (tell, TellFinish(event.ending))
+        return _done(prefill, Result.FINISHED, (*told, *_release(prefill), Free()))
     if prefill.reserved is None:
-        return _done(prefill, Result.HANDED_OVER, (tell, Free()))
+        return _done(prefill, Result.HANDED_OVER, (tell, CommitLocally()))
     handing_over = replace(prefill, phase=Phase.HANDING_OVER, first_token_id=event.first_token_id)
     return handing_over, (tell, FinishHandover())
 
 
 def _commit(prefill: Prefill) -> Outcome:
-    assert prefill.reserved is not None and prefill.handover is not None
+    assert prefill.reserved is not None
+    assert prefill.handover is not None
     assert prefill.first_token_id is not None
     commit = SendCommit(prefill.reserved.generation, prefill.first_token_id, prefill.handover)
     return replace(prefill, commits_sent=prefill.commits_sent + 1), (commit,)
