@@ -1,0 +1,91 @@
+"""The engine: a model, a sampler and a paged cache in the caller's arena, one step at a time.
+
+Synchronous; every call, the constructor included, belongs on one thread, the engine thread. It does
+not know which request a sequence is, nor who owns a block.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from engine.errors import EngineError, NonFiniteLogitsError
+from engine.layout import KVLayout
+from engine.llama import LlamaModel, PagedStep
+from engine.paged_cache import PagedCache
+from engine.sampler import check, sample
+from engine.step import FlatStep, SequenceStep, StepLimits, StepResult, flatten
+
+__all__ = ["Engine", "KVLayout", "SequenceStep", "StepResult"]
+
+
+class Engine:
+    """Computes steps of a whole model over an arena of `blocks` blocks, in place and without a copy."""
+
+    def __init__(
+        self, model: LlamaModel, layout: KVLayout, arena_buffer: memoryview, blocks: int, *, threads: int = 1
+    ) -> None:
+        if not model.whole:
+            raise EngineError(
+                f"the engine needs a whole model, not layers {model.layers} of {model.config.layers}"
+            )
+        expected = KVLayout.of(model.config, block_tokens=layout.block_tokens)
+        if layout != expected:
+            raise EngineError(f"layout {layout} does not fit the model, which needs {expected}")
+        if threads < 1:
+            raise EngineError(f"threads must be at least 1, not {threads}")
+        self._model = model
+        self._cache = PagedCache(layout, arena_buffer, blocks)
+        self._threads = threads
+        self._limits = StepLimits(
+            blocks, layout.block_tokens, model.config.context_tokens_max, model.config.vocab_size
+        )
+
+    @property
+    def layers(self) -> int:
+        return self._model.config.layers
+
+    def run(
+        self, sequences: Sequence[SequenceStep], on_layer: Callable[[int], None] | None = None
+    ) -> StepResult:
+        """Computes one step: any mix of prefill chunks and decodes.
+
+        `on_layer(l)` is called as soon as layer `l`'s KV of all sequences is in the arena; it must not
+        block. Raises StepError or SamplingError before anything is written.
+        """
+        started_s = time.perf_counter()
+        for sequence in sequences:
+            if sequence.sampling is not None:
+                check(sequence.sampling)
+        logits = self.logits(sequences, on_layer)
+        token_ids = _sample_all(sequences, logits)
+        return StepResult(token_ids, time.perf_counter() - started_s)
+
+    def logits(
+        self, sequences: Sequence[SequenceStep], on_layer: Callable[[int], None] | None = None
+    ) -> Tensor:
+        """As `run`, up to the logits [sequences that sample, vocabulary] of their last new tokens."""
+        step = flatten(sequences, self._limits)
+        if torch.get_num_threads() != self._threads:  # OpenMP keeps this per calling thread
+            torch.set_num_threads(self._threads)
+        with torch.inference_mode():
+            return self._forward(step, on_layer)
+
+    def _forward(self, step: FlatStep, on_layer: Callable[[int], None] | None) -> Tensor:
+        if step.clear_block_ids.size:
+            self._cache.clear(torch.from_numpy(step.clear_block_ids))
+        paged = PagedStep.of(step)
+        hidden = self._model.forward(self._model.embed(paged.token_ids), paged, self._cache, on_layer)
+        logits = self._model.logits(hidden[torch.from_numpy(step.sampled_rows)])
+        if not bool(logits.isfinite().all()):
+            raise NonFiniteLogitsError("the logits of a step are not finite: wrong weights or stale KV")
+        return logits
+
+
+def _sample_all(sequences: Sequence[SequenceStep], logits: Tensor) -> tuple[int | None, ...]:
+    rows = iter(logits)
+    return tuple(
+        None if sequence.sampling is None else sample(next(rows), sequence.sampling, sequence.output_tokens)
+        for sequence in sequences
+    )
