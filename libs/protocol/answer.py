@@ -109,6 +109,14 @@ class FailureCame:
 
 
 @dataclass(frozen=True, slots=True)
+class ResumeRefused:
+    """Decode does not know the request (any more), or did not answer."""
+
+    attempt: int
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
 class StopMatched:
     """A stop string ended the answer after `output_tokens` tokens."""
 
@@ -146,6 +154,7 @@ Event = (
     | TokensCame
     | FinishCame
     | FailureCame
+    | ResumeRefused
     | StopMatched
     | InstanceLost
     | Reconnected
@@ -264,6 +273,10 @@ def step(answer: Answer, event: Event, now_s: float) -> Outcome:
             return _finish(answer, sender, finish, now_s)
         case FailureCame(sender, failure):
             return _failure(answer, sender, failure)
+        case ResumeRefused(attempt, detail):
+            if attempt != answer.attempt or answer.placement is None:
+                return answer, ()
+            return _place_again(answer, answer.placement.decode, detail)
         case StopMatched(output_tokens):
             return _end(
                 answer, _acknowledge(answer, output_tokens), Complete(FinishReason.STOP, output_tokens)
