@@ -1,0 +1,36 @@
+"""The cost model of one instance (DESIGN §8): tokens, requests and bytes to seconds.
+
+Owns the formulas, not the coefficients: an instance measures those and announces them in its load.
+"""
+
+from policy.core import CostCoefficients
+
+ASSUMED_COST = CostCoefficients(
+    prefill_fixed_s=0.01,
+    prefill_per_token_s=1e-3,
+    prefill_per_token_pair_s=1e-8,
+    step_fixed_s=0.03,
+    step_per_request_s=1e-3,
+    step_per_kv_token_s=1e-7,
+    transfer_fixed_s=1e-3,
+    transfer_bytes_per_s=1e9,
+)
+"""Stands in for an instance that has not announced its own yet (its first second, at most)."""
+
+
+def prefill_s(cost: CostCoefficients, new_tokens: int, prefix_tokens: int) -> float:
+    """Time to compute `new_tokens` tokens that attend to `prefix_tokens` cached ones and each other."""
+    pairs = new_tokens * (prefix_tokens + new_tokens / 2)
+    return (
+        cost.prefill_fixed_s + cost.prefill_per_token_s * new_tokens + cost.prefill_per_token_pair_s * pairs
+    )
+
+
+def step_s(cost: CostCoefficients, requests: int, kv_tokens: int) -> float:
+    """Time of one decode step over `requests` sequences with `kv_tokens` tokens of KV in all."""
+    return cost.step_fixed_s + cost.step_per_request_s * requests + cost.step_per_kv_token_s * kv_tokens
+
+
+def transfer_s(cost: CostCoefficients, transfer_bytes: int) -> float:
+    """Time to move `transfer_bytes` from this instance to a peer."""
+    return cost.transfer_fixed_s + transfer_bytes / cost.transfer_bytes_per_s

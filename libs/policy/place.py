@@ -1,0 +1,285 @@
+"""Where a request runs, or why it is turned away: one pure function over a frozen view.
+
+Prefill is chosen by predicted time to the first token (queue, recompute, cached prefix), decode by
+predicted step time and room, then by what need not be sent. Admission compares both predictions
+with the request's targets before any work is done for it.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import inf
+from typing import TypeVar
+
+import xxhash
+
+from kvindex.core import InstanceId, InstanceMatch
+from policy.core import Placement, Rejection, RejectReason, RequestId, Role, ScheduleRequest
+from policy.cost import prefill_s, transfer_s
+from policy.predict import (
+    DecodeLoad,
+    PrefillBacklog,
+    cost_of,
+    decode_loads,
+    next_finish_s,
+    prefill_backlogs,
+    reserved_blocks,
+    room_blocks,
+    step_with_s,
+)
+from policy.view import ClusterView, InstanceView
+
+CandidateT = TypeVar("CandidateT")
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementLimits:
+    """Bounds and tolerances of a placement.
+
+    Predictions within `tie_fraction` or `tie_s` of the best are equals: profiles are noisy, and equals
+    share the load. Instances silent for `silence_s_max` are used only where no other serves.
+    """
+
+    tie_fraction: float = 0.1
+    tie_s: float = 0.005
+    silence_s_max: float = 5.0
+    retry_after_s_min: float = 1.0
+    retry_after_s_max: float = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillCandidate:
+    """One way to the first token: who computes, and whose cached prefix it starts from."""
+
+    instance: InstanceView
+    backlog: PrefillBacklog
+    source: InstanceId | None
+    prefix_blocks: int
+    fetch_s: float
+    compute_s: float
+
+    @property
+    def ttft_s(self) -> float:
+        return self.backlog.wait_s + self.fetch_s + self.compute_s
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeCandidate:
+    instance: InstanceView
+    load: DecodeLoad
+    step_s: float
+    send_s: float
+    """Time to bring it what of the prompt's KV it lacks; 0 where prefill is the same instance."""
+
+
+def place(
+    view: ClusterView,
+    request: ScheduleRequest,
+    matches: Sequence[InstanceMatch],
+    limits: PlacementLimits,
+    now_s: float,
+) -> Placement | Rejection:
+    """The cheapest placement that meets the request's targets, or the reason why there is none.
+
+    `matches` is what kvmeta knows of the request's hashes; none is a valid answer. A `resumed` request
+    already streams to a client: it is turned away only where no instance could ever hold it.
+    """
+    prefix_blocks = {match.instance: match.prefix_blocks for match in matches}
+    able = _able(view, request)
+    prefills = _heard(able, Role.PREFILL, limits, now_s)
+    decodes = _heard(able, Role.DECODE, limits, now_s)
+    if not prefills or not decodes:
+        missing = Role.DECODE if prefills else Role.PREFILL
+        detail = (
+            f"no {missing} instance serves {request.model!r} with room for {request.prompt_tokens} tokens"
+        )
+        return _rejection(request, RejectReason.NO_INSTANCE, detail, 0.0, limits)
+
+    ttft_s_max = _ttft_s_max(request)
+    prefill = _choose_prefill(prefills, view, request, prefix_blocks, limits, now_s)
+    if not request.resumed and prefill.ttft_s > ttft_s_max:
+        detail = f"first token predicted after {prefill.ttft_s:.3f} s, wanted within {ttft_s_max:.3f} s"
+        return _rejection(request, RejectReason.TTFT, detail, prefill.ttft_s - ttft_s_max, limits)
+
+    loads = decode_loads(view)
+    roomy = [instance for instance in decodes if _has_room(instance, loads, request, prefix_blocks)]
+    if not roomy and not request.resumed:
+        wait_s = min(next_finish_s(instance, loads[instance.instance]) for instance in decodes)
+        detail = f"no decode instance has room for {request.prompt_tokens} tokens"
+        return _rejection(request, RejectReason.OVERLOADED, detail, wait_s, limits)
+
+    decode = _choose_decode(roomy or decodes, loads, prefill, request, prefix_blocks, limits)
+    tbt_s_max = _tbt_s_max(request)
+    if not request.resumed and decode.step_s > tbt_s_max:
+        wait_s = next_finish_s(decode.instance, decode.load)
+        detail = f"{decode.step_s:.4f} s between tokens predicted, wanted within {tbt_s_max:.4f} s"
+        return _rejection(request, RejectReason.TBT, detail, wait_s, limits)
+
+    return Placement(
+        request_id=request.request_id,
+        attempt=request.attempt,
+        prefill=prefill.instance.instance,
+        decode=decode.instance.instance,
+        source=prefill.source,
+        prefix_blocks=prefill.prefix_blocks,
+        predicted_ttft_ms=prefill.ttft_s * 1e3,
+        predicted_tbt_ms=decode.step_s * 1e3,
+    )
+
+
+def _able(view: ClusterView, request: ScheduleRequest) -> list[InstanceView]:
+    """Instances that may take the request at all, in the order of their names."""
+    return [
+        instance
+        for _, instance in sorted(view.instances.items())
+        if instance.model == request.model
+        and instance.fingerprint == request.fingerprint
+        and not instance.draining
+        and instance.instance not in request.excluded
+        and instance.blocks >= reserved_blocks(request.prompt_tokens, instance.block_tokens)
+    ]
+
+
+def _heard(
+    instances: Sequence[InstanceView], role: Role, limits: PlacementLimits, now_s: float
+) -> list[InstanceView]:
+    """Those of a role that are not silent; all of them where every one is (it may be our own bus)."""
+    in_role = [instance for instance in instances if role in instance.roles]
+    heard = [instance for instance in in_role if now_s - instance.heard_at_s <= limits.silence_s_max]
+    return heard or in_role
+
+
+def _choose_prefill(
+    prefills: Sequence[InstanceView],
+    view: ClusterView,
+    request: ScheduleRequest,
+    prefix_blocks: Mapping[InstanceId, int],
+    limits: PlacementLimits,
+    now_s: float,
+) -> PrefillCandidate:
+    backlogs = prefill_backlogs(view, now_s)
+    best_ways = [
+        min(
+            _ways_to_prefill(instance, backlogs[instance.instance], request, prefix_blocks),
+            key=lambda candidate: candidate.ttft_s,
+        )
+        for instance in prefills
+    ]
+    equals = _nearly_least(best_ways, lambda candidate: candidate.ttft_s, limits, _ttft_s_max(request))
+    return min(
+        equals,
+        key=lambda candidate: (
+            candidate.backlog.requests,
+            _spread(request.request_id, candidate.instance.instance),
+        ),
+    )
+
+
+def _ways_to_prefill(
+    instance: InstanceView,
+    backlog: PrefillBacklog,
+    request: ScheduleRequest,
+    prefix_blocks: Mapping[InstanceId, int],
+) -> Iterator[PrefillCandidate]:
+    """Recompute everything, or start from the instance's own prefix.
+
+    The last token is always computed, so a match covers at most the blocks before it.
+    """
+    cost = cost_of(instance)
+    whole_s = prefill_s(cost, request.prompt_tokens, 0)
+    yield PrefillCandidate(instance, backlog, None, 0, 0.0, whole_s)
+
+    usable_blocks = (request.prompt_tokens - 1) // instance.block_tokens
+    held_blocks = min(prefix_blocks.get(instance.instance, 0), usable_blocks)
+    if held_blocks > 0:
+        prefix_tokens = held_blocks * instance.block_tokens
+        rest_s = prefill_s(cost, request.prompt_tokens - prefix_tokens, prefix_tokens)
+        yield PrefillCandidate(instance, backlog, instance.instance, held_blocks, 0.0, rest_s)
+
+
+def _choose_decode(
+    decodes: Sequence[InstanceView],
+    loads: Mapping[InstanceId, DecodeLoad],
+    prefill: PrefillCandidate,
+    request: ScheduleRequest,
+    prefix_blocks: Mapping[InstanceId, int],
+    limits: PlacementLimits,
+) -> DecodeCandidate:
+    """The least step time; among equals the least to send, then the fewest requests."""
+    candidates = [
+        DecodeCandidate(
+            instance=instance,
+            load=loads[instance.instance],
+            step_s=step_with_s(instance, loads[instance.instance], request.prompt_tokens),
+            send_s=_send_s(instance, prefill, request, prefix_blocks),
+        )
+        for instance in decodes
+    ]
+    equals = _nearly_least(candidates, lambda candidate: candidate.step_s, limits, _tbt_s_max(request))
+    equals = _nearly_least(equals, lambda candidate: candidate.send_s, limits, inf)
+    return min(
+        equals,
+        key=lambda candidate: (
+            candidate.instance.instance != prefill.instance.instance,
+            candidate.load.requests,
+            _spread(request.request_id, candidate.instance.instance),
+        ),
+    )
+
+
+def _send_s(
+    decode: InstanceView,
+    prefill: PrefillCandidate,
+    request: ScheduleRequest,
+    prefix_blocks: Mapping[InstanceId, int],
+) -> float:
+    if decode.instance == prefill.instance.instance:
+        return 0.0
+    prompt_blocks = -(-request.prompt_tokens // decode.block_tokens)
+    sent_blocks = prompt_blocks - min(prefix_blocks.get(decode.instance, 0), prompt_blocks)
+    return transfer_s(cost_of(prefill.instance), sent_blocks * decode.block_bytes)
+
+
+def _has_room(
+    instance: InstanceView,
+    loads: Mapping[InstanceId, DecodeLoad],
+    request: ScheduleRequest,
+    prefix_blocks: Mapping[InstanceId, int],
+) -> bool:
+    """Held blocks are shared, not taken anew. Decode counts again when it reserves."""
+    needed = reserved_blocks(request.prompt_tokens, instance.block_tokens)
+    needed -= min(prefix_blocks.get(instance.instance, 0), needed - 1)
+    return needed <= room_blocks(instance, loads[instance.instance])
+
+
+def _ttft_s_max(request: ScheduleRequest) -> float:
+    return min(request.deadline_s, inf if request.ttft_ms_max is None else request.ttft_ms_max / 1e3)
+
+
+def _tbt_s_max(request: ScheduleRequest) -> float:
+    return inf if request.tbt_ms_max is None else request.tbt_ms_max / 1e3
+
+
+def _rejection(
+    request: ScheduleRequest, reason: RejectReason, detail: str, wait_s: float, limits: PlacementLimits
+) -> Rejection:
+    retry_after_s = min(max(wait_s, limits.retry_after_s_min), limits.retry_after_s_max)
+    return Rejection(request.request_id, request.attempt, reason, detail, retry_after_s)
+
+
+def _nearly_least(
+    candidates: Sequence[CandidateT],
+    value_s: Callable[[CandidateT], float],
+    limits: PlacementLimits,
+    target_s: float,
+) -> list[CandidateT]:
+    """The equals of the best. One that misses the target is no equal of one that meets it."""
+    least_s = min(value_s(candidate) for candidate in candidates)
+    bound_s = least_s + max(limits.tie_s, least_s * limits.tie_fraction)
+    if least_s <= target_s:
+        bound_s = min(bound_s, target_s)
+    return [candidate for candidate in candidates if value_s(candidate) <= bound_s]
+
+
+def _spread(request_id: RequestId, instance: InstanceId) -> int:
+    """Rendezvous hash: each request orders equal instances its own way, the same in every process."""
+    return xxhash.xxh3_64_intdigest(f"{request_id}/{instance}".encode())

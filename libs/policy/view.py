@@ -1,0 +1,166 @@
+"""The cluster as the conductor sees it, and how each message folds into it.
+
+Everything is frozen: a fold takes a view and returns the next one, and time is an argument. Owns what
+is known (records, latest load snapshots, bookings); what follows from it is `policy.predict`.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from kvindex.core import InstanceId
+from policy.core import InstanceState, LoadSnapshot, Placement, RequestId, Role
+
+RequestKey = tuple[RequestId, int]
+"""A request and its attempt: one placement's name in bookings and snapshots."""
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceView:
+    """One registered instance. Times are the conductor's own clock."""
+
+    instance: InstanceId
+    incarnation: int
+    roles: tuple[Role, ...]
+    host: str
+    model: str
+    fingerprint: str
+    blocks: int
+    block_bytes: int
+    block_tokens: int
+    heard_at_s: float
+    """When its record or its latest snapshot came."""
+    load: LoadSnapshot | None = None
+    load_seq: int = 0
+    """The snapshot's number on its subject: an older one that comes late is ignored."""
+
+    @property
+    def draining(self) -> bool:
+        return self.load is not None and self.load.state is InstanceState.DRAINING
+
+
+@dataclass(frozen=True, slots=True)
+class Booking:
+    """Load that a decision will bring and no snapshot shows yet."""
+
+    request_id: RequestId
+    attempt: int
+    prefill: InstanceId
+    decode: InstanceId
+    new_tokens: int
+    prefix_tokens: int
+    booked_at_s: float
+
+    @property
+    def key(self) -> RequestKey:
+        return (self.request_id, self.attempt)
+
+    @property
+    def kv_tokens(self) -> int:
+        """What decode will hold at the first token."""
+        return self.new_tokens + self.prefix_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterView:
+    instances: Mapping[InstanceId, InstanceView] = field(default_factory=dict)
+    bookings: Mapping[RequestId, Booking] = field(default_factory=dict)
+    """At most one a request: that of its latest attempt."""
+
+
+def with_instance(view: ClusterView, instance: InstanceView) -> ClusterView:
+    """A new record. One of the same incarnation keeps the load we know; another starts afresh."""
+    known = view.instances.get(instance.instance)
+    if known is not None and known.incarnation == instance.incarnation:
+        instance = replace(instance, load=known.load, load_seq=known.load_seq, heard_at_s=known.heard_at_s)
+    elif known is not None:
+        view = without_instance(view, instance.instance)
+    return replace(view, instances={**view.instances, instance.instance: instance})
+
+
+def without_instance(view: ClusterView, instance: InstanceId) -> ClusterView:
+    """The instance is gone, and the bookings that count on it."""
+    return ClusterView(
+        {name: known for name, known in view.instances.items() if name != instance},
+        {
+            request_id: booking
+            for request_id, booking in view.bookings.items()
+            if instance not in (booking.prefill, booking.decode)
+        },
+    )
+
+
+def with_instances(view: ClusterView, registered: Iterable[InstanceView]) -> ClusterView:
+    """The whole registry: drops who is not in it, adds who is new, leaves unchanged records alone."""
+    by_name = {instance.instance: instance for instance in registered}
+    for name in view.instances.keys() - by_name.keys():
+        view = without_instance(view, name)
+    for name, instance in by_name.items():
+        known = view.instances.get(name)
+        if known is None or _record(known) != _record(instance):
+            view = with_instance(view, instance)
+    return view
+
+
+def with_load(view: ClusterView, load: LoadSnapshot, incarnation: int, seq: int, now_s: float) -> ClusterView:
+    """A load snapshot, received at `now_s`. Ends the bookings it lists.
+
+    One of an unknown instance, a dead predecessor, or older than what we have changes nothing.
+    """
+    known = view.instances.get(load.instance)
+    if (
+        known is None
+        or known.incarnation != incarnation
+        or (known.load is not None and seq <= known.load_seq)
+    ):
+        return view
+    instance = replace(known, load=load, load_seq=seq, heard_at_s=now_s)
+    return ClusterView(
+        {**view.instances, load.instance: instance},
+        _without_listed(view.bookings, load),
+    )
+
+
+def with_booking(view: ClusterView, booking: Booking) -> ClusterView:
+    """Takes the place of an earlier attempt's booking; a stale attempt changes nothing."""
+    known = view.bookings.get(booking.request_id)
+    if known is not None and known.attempt > booking.attempt:
+        return view
+    return replace(view, bookings={**view.bookings, booking.request_id: booking})
+
+
+def expire(view: ClusterView, now_s: float, booking_ttl_s: float) -> ClusterView:
+    """Without the bookings that no snapshot confirmed within `booking_ttl_s`."""
+    oldest_s = now_s - booking_ttl_s
+    if all(booking.booked_at_s > oldest_s for booking in view.bookings.values()):
+        return view
+    return replace(
+        view,
+        bookings={name: booking for name, booking in view.bookings.items() if booking.booked_at_s > oldest_s},
+    )
+
+
+def booking_of(placement: Placement, prompt_tokens: int, block_tokens: int, now_s: float) -> Booking:
+    """What a placement will bring to its two instances."""
+    prefix_tokens = placement.prefix_blocks * block_tokens
+    return Booking(
+        request_id=placement.request_id,
+        attempt=placement.attempt,
+        prefill=placement.prefill,
+        decode=placement.decode,
+        new_tokens=prompt_tokens - prefix_tokens,
+        prefix_tokens=prefix_tokens,
+        booked_at_s=now_s,
+    )
+
+
+def _record(instance: InstanceView) -> InstanceView:
+    return replace(instance, heard_at_s=0.0, load=None, load_seq=0)
+
+
+def _without_listed(bookings: Mapping[RequestId, Booking], load: LoadSnapshot) -> Mapping[RequestId, Booking]:
+    """Either of a placement's instances shows its load: prefill names the decode it works for."""
+    if not bookings:
+        return bookings
+    listed: set[RequestKey] = {(request.request_id, request.attempt) for request in load.queued}
+    listed |= {(request.request_id, request.attempt) for request in load.running}
+    return {name: booking for name, booking in bookings.items() if booking.key not in listed}

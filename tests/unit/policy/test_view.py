@@ -1,0 +1,148 @@
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.support.views import (
+    BLOCK_TOKENS,
+    D1,
+    D2,
+    P1,
+    P2,
+    decode,
+    instance,
+    prefill,
+    queued,
+    running,
+    snapshot,
+    view_of,
+)
+
+from policy.core import Placement, RequestId
+from policy.predict import decode_loads, prefill_backlogs
+from policy.view import (
+    Booking,
+    ClusterView,
+    booking_of,
+    expire,
+    with_booking,
+    with_instance,
+    with_instances,
+    with_load,
+    without_instance,
+)
+
+pytestmark = pytest.mark.unit
+
+QUAD = view_of(prefill("p1"), prefill("p2"), decode("d1"), decode("d2"))
+
+
+def booking(name: str = "r", attempt: int = 1, prefill_name=P1, decode_name=D1, at_s: float = 0.0) -> Booking:
+    return Booking(RequestId(name), attempt, prefill_name, decode_name, 900, 100, at_s)
+
+
+class TestInstances:
+    def test_a_changed_record_of_the_same_process_keeps_its_load(self):
+        moved = replace(instance("p1", heard_at_s=9.0), host="10.0.0.9")
+        known = with_instance(QUAD, moved).instances[P1]
+        assert known.host == "10.0.0.9"
+        assert known.load == QUAD.instances[P1].load
+        assert known.heard_at_s == QUAD.instances[P1].heard_at_s
+
+    def test_another_incarnation_starts_afresh(self):
+        view = with_booking(QUAD, booking())
+        view = with_instance(view, instance("p1", incarnation=2))
+        assert view.instances[P1].load is None
+        assert view.bookings == {}
+
+    def test_a_removed_instance_takes_its_bookings_along(self):
+        view = with_booking(with_booking(QUAD, booking("a")), booking("b", 1, P2, D2))
+        assert list(without_instance(view, D1).bookings) == ["b"]
+        assert D1 not in without_instance(view, D1).instances
+
+    def test_registry_as_a_whole(self):
+        view = with_booking(QUAD, booking())
+        kept = [instance("p1", *QUAD.instances[P1].roles, heard_at_s=5.0), instance("d9")]
+        synced = with_instances(view, kept)
+        assert set(synced.instances) == {"p1", "d9"}
+        assert synced.instances[P1] is view.instances[P1]
+        assert with_instances(synced, kept) is synced
+
+
+class TestLoad:
+    def test_latest_snapshot_stands(self):
+        new = snapshot("p1", queued=(queued("q", 5),))
+        view = with_load(QUAD, new, incarnation=1, seq=2, now_s=3.0)
+        assert view.instances[P1].load is new
+        assert view.instances[P1].heard_at_s == 3.0
+
+    @pytest.mark.parametrize(
+        ("name", "incarnation", "seq"), [("p1", 1, 1), ("p1", 2, 9), ("p1", 0, 9), ("stranger", 1, 9)]
+    )
+    def test_stale_foreign_and_dead_snapshots_change_nothing(self, name, incarnation, seq):
+        assert with_load(QUAD, snapshot(name), incarnation, seq, 3.0) is QUAD
+
+    @pytest.mark.parametrize(
+        "load", [snapshot("p1", queued=(queued("r", 5),)), snapshot("d1", running=(running("r"),))]
+    )
+    def test_ends_the_bookings_it_lists(self, load):
+        view = with_booking(with_booking(QUAD, booking("r")), booking("other"))
+        assert list(with_load(view, load, 1, 2, 0.0).bookings) == ["other"]
+
+    def test_another_attempt_ends_no_booking(self):
+        view = with_booking(QUAD, booking("r", attempt=2))
+        load = snapshot("p1", queued=(queued("r", 5, attempt=1),))
+        assert with_load(view, load, 1, 2, 0.0).bookings == view.bookings
+
+
+class TestBookings:
+    def test_the_latest_attempt_counts(self):
+        second = booking(attempt=2, prefill_name=P2)
+        assert with_booking(with_booking(QUAD, booking()), second).bookings["r"] is second
+        assert with_booking(with_booking(QUAD, second), booking()).bookings["r"] is second
+
+    def test_expire(self):
+        view = with_booking(with_booking(QUAD, booking("old", at_s=0.0)), booking("new", at_s=5.0))
+        assert expire(view, 9.0, 10.0) is view
+        assert list(expire(view, 10.0, 10.0).bookings) == ["new"]
+
+    def test_of_a_placement(self):
+        placement = Placement(RequestId("r"), 2, P1, D1, P1, prefix_blocks=3)
+        made = booking_of(placement, 100, BLOCK_TOKENS, 7.0)
+        assert (made.key, made.new_tokens, made.prefix_tokens, made.kv_tokens) == (("r", 2), 52, 48, 100)
+
+
+class TestPredictedLoad:
+    def test_bookings_add_to_the_queue(self):
+        before = prefill_backlogs(QUAD, 0.0)[P1]
+        after = prefill_backlogs(with_booking(QUAD, booking()), 0.0)[P1]
+        assert (before.requests, before.wait_s) == (0, 0.0)
+        assert after.requests == 1
+        assert after.wait_s == pytest.approx(0.01 + 0.9 + 1e-8 * 900 * (100 + 450))
+
+    def test_a_request_counts_once_at_its_decode(self):
+        view = view_of(
+            prefill("p1", queued("reserved", 160), queued("waiting", 160)),
+            decode("d1", running("reserved", kv_tokens=160)),
+        )
+        load = decode_loads(with_booking(view, booking("booked")))[D1]
+        assert load.requests == 3
+        assert load.kv_tokens == 160 + 160 + 1000
+        assert load.blocks_pending == 11 + 64
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from("abc"), st.integers(1, 3), st.sampled_from([P1, P2]), st.sampled_from([D1, D2])
+        )
+    )
+)
+def test_one_booking_a_request_that_of_its_highest_attempt(drawn):
+    view: ClusterView = QUAD
+    for name, attempt, at_prefill, at_decode in drawn:
+        view = with_booking(view, booking(name, attempt, at_prefill, at_decode))
+    highest = {name: max(a for n, a, _, _ in drawn if n == name) for name, _, _, _ in drawn}
+    assert {name: known.attempt for name, known in view.bookings.items()} == highest
+    backlogs = prefill_backlogs(view, 0.0)
+    assert backlogs[P1].requests + backlogs[P2].requests == len(highest)
