@@ -96,41 +96,6 @@ class _Weights:
         if unknown:
             raise ModelFolderError(f"{folder}: tensor {unknown[0]} is not supported ({len(unknown)} such)")
 
-    def take(name: str) -> Tensor:
-        return weights.take(f"{layer_prefix(layer)}{name}.weight")
-
-    return LayerWeights(
-        attention_norm=take("input_layernorm"),
-        query=take("self_attn.q_proj"),
-        key=take("self_attn.k_proj"),
-        value=take("self_attn.v_proj"),
-        output=take("self_attn.o_proj"),
-        mlp_norm=take("post_attention_layernorm"),
-        gate=take("mlp.gate_proj"),
-        up=take("mlp.up_proj"),
-        down=take("mlp.down_proj"),
-    )
-
-
-class _Weights:
-    """The tensors of a folder by name, each checked against the config when it is taken."""
-
-    def __init__(self, folder: Path, config: ModelConfig, stack: ExitStack) -> None:
-        self._folder = folder
-        self._shapes = tensor_shapes(config)
-        self._readers: dict[str, Callable[[str], Tensor]] = {}
-        for path in weight_files(folder):
-            opened = _open(path, stack)
-            for name in opened.keys():  # noqa: SIM118 - a safetensors handle is no mapping
-                self._readers[name] = opened.get_tensor
-        unknown = [
-            name for name in self._readers if name not in self._shapes and not name.endswith(IGNORED_SUFFIX)
-        ]
-        if unknown:
-            raise ModelFolderError(
-                f"{folder}: tensor {sorted(unknown)[0]} is not supported ({len(unknown)} such)"
-            )
-
     def take(self, name: str) -> Tensor:
         reader = self._readers.get(name)
         if reader is None:
