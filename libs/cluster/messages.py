@@ -71,6 +71,10 @@ class Decision:
     rejection: Rejection | None = None
 
 
+MATCH_BLOCKS_MAX = 16_384
+"""Hashes in one ScheduleRequest or MatchRequest; what a prompt has beyond them is not looked up."""
+
+
 @dataclass(frozen=True, slots=True)
 class MatchRequest:
     """conductor → `kvmeta.match`: how long a prefix does each instance hold?"""

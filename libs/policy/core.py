@@ -83,6 +83,7 @@ class ScheduleRequest:
     model: str
     fingerprint: str
     prompt_tokens: int
+    """Tokens to prefill: the prompt and, after a loss, the output so far."""
     output_tokens_max: int
     block_hashes: bytes
     """Hashes of the full blocks of prompt + output so far, first to last."""
@@ -136,6 +137,7 @@ class QueuedRequest:
     new_tokens: int
     """Tokens that are still to be computed."""
     prefix_tokens: int
+    """Tokens before those, cached or computed already: both together are what decode will hold."""
     output_tokens_max: int
 
 

@@ -128,6 +128,24 @@ def with_booking(view: ClusterView, booking: Booking) -> ClusterView:
     return replace(view, bookings={**view.bookings, booking.request_id: booking})
 
 
+def with_placement(view: ClusterView, placement: Placement, prompt_tokens: int, now_s: float) -> ClusterView:
+    """Books what a placement will bring; one on an instance that we do not know (yet) changes nothing."""
+    prefill = view.instances.get(placement.prefill)
+    if prefill is None or placement.decode not in view.instances:
+        return view
+    prefix_tokens = placement.prefix_blocks * prefill.block_tokens
+    booking = Booking(
+        request_id=placement.request_id,
+        attempt=placement.attempt,
+        prefill=placement.prefill,
+        decode=placement.decode,
+        new_tokens=max(0, prompt_tokens - prefix_tokens),
+        prefix_tokens=prefix_tokens,
+        booked_at_s=now_s,
+    )
+    return with_booking(view, booking)
+
+
 def expire(view: ClusterView, now_s: float, booking_ttl_s: float) -> ClusterView:
     """Without the bookings that no snapshot confirmed within `booking_ttl_s`."""
     oldest_s = now_s - booking_ttl_s
@@ -136,20 +154,6 @@ def expire(view: ClusterView, now_s: float, booking_ttl_s: float) -> ClusterView
     return replace(
         view,
         bookings={name: booking for name, booking in view.bookings.items() if booking.booked_at_s > oldest_s},
-    )
-
-
-def booking_of(placement: Placement, prompt_tokens: int, block_tokens: int, now_s: float) -> Booking:
-    """What a placement will bring to its two instances."""
-    prefix_tokens = placement.prefix_blocks * block_tokens
-    return Booking(
-        request_id=placement.request_id,
-        attempt=placement.attempt,
-        prefill=placement.prefill,
-        decode=placement.decode,
-        new_tokens=prompt_tokens - prefix_tokens,
-        prefix_tokens=prefix_tokens,
-        booked_at_s=now_s,
     )
 
 

@@ -27,7 +27,7 @@ from kvindex.core import InstanceId, InstanceMatch
 from policy.core import CostCoefficients, InstanceState, Placement, Rejection, RejectReason, Role
 from policy.place import PlacementLimits, place
 from policy.predict import reserved_blocks
-from policy.view import ClusterView, booking_of, with_booking
+from policy.view import ClusterView, with_placement
 
 pytestmark = pytest.mark.unit
 
@@ -230,7 +230,7 @@ class TestSharing:
         won = []
         for i in range(16):
             placement = placed(place(view, request(f"r{i}"), (), LIMITS, 0.0))
-            view = with_booking(view, booking_of(placement, 1000, BLOCK_TOKENS, 0.0))
+            view = with_placement(view, placement, 1000, 0.0)
             won.append(placement)
         assert Counter(p.prefill for p in won) == {P1: 8, P2: 8}
         assert max(Counter(p.decode for p in won).values()) <= 9

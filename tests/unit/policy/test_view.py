@@ -4,7 +4,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.views import (
-    BLOCK_TOKENS,
     D1,
     D2,
     P1,
@@ -18,17 +17,18 @@ from tests.support.views import (
     view_of,
 )
 
+from kvindex.core import InstanceId
 from policy.core import Placement, RequestId
 from policy.predict import decode_loads, prefill_backlogs
 from policy.view import (
     Booking,
     ClusterView,
-    booking_of,
     expire,
     with_booking,
     with_instance,
     with_instances,
     with_load,
+    with_placement,
     without_instance,
 )
 
@@ -108,8 +108,14 @@ class TestBookings:
 
     def test_of_a_placement(self):
         placement = Placement(RequestId("r"), 2, P1, D1, P1, prefix_blocks=3)
-        made = booking_of(placement, 100, BLOCK_TOKENS, 7.0)
+        made = with_placement(QUAD, placement, 100, 7.0).bookings["r"]
         assert (made.key, made.new_tokens, made.prefix_tokens, made.kv_tokens) == (("r", 2), 52, 48, 100)
+        assert (made.prefill, made.decode, made.booked_at_s) == (P1, D1, 7.0)
+
+    @pytest.mark.parametrize(("at_prefill", "at_decode"), [("p9", D1), (P1, "d9")])
+    def test_nothing_is_booked_on_an_unknown_instance(self, at_prefill, at_decode):
+        placement = Placement(RequestId("r"), 1, InstanceId(at_prefill), InstanceId(at_decode))
+        assert with_placement(QUAD, placement, 100, 7.0) is QUAD
 
 
 class TestPredictedLoad:
