@@ -1,0 +1,203 @@
+"""The shapes of OpenAI's API: what comes in and what goes out, as msgspec structs.
+
+Owns names and types only; ranges and what goes with what are `gateway.validate`'s. A parameter that is
+neither a field here nor in one of the NEUTRAL tables does not exist.
+"""
+
+from typing import Literal
+
+from msgspec import UNSET, Struct, UnsetType
+
+Neutral = dict[str, tuple[object, ...]]
+"""Parameters that are not supported yet, with the values at which they ask for nothing."""
+
+
+class StreamOptions(Struct, forbid_unknown_fields=True):
+    include_usage: bool | None = None
+    include_obfuscation: Literal[False] | None = None
+
+
+class TextPart(Struct, forbid_unknown_fields=True, tag_field="type", tag="text"):
+    text: str
+
+
+class ChatMessage(Struct, forbid_unknown_fields=True):
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[TextPart]
+    name: str | None = None
+
+
+class GenerationRequest(Struct, forbid_unknown_fields=True, kw_only=True):
+    """What chat and text completions have in common."""
+
+    model: str
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+    user: str | None = None
+
+
+class ChatRequest(GenerationRequest, forbid_unknown_fields=True, kw_only=True):
+    messages: list[ChatMessage]
+    max_completion_tokens: int | None = None
+
+
+class CompletionRequest(GenerationRequest, forbid_unknown_fields=True, kw_only=True):
+    prompt: str | list[int]
+
+
+MESSAGE_NEUTRAL: Neutral = {
+    "annotations": (None, []),
+    "audio": (None,),
+    "function_call": (None,),
+    "refusal": (None,),
+    "tool_calls": (None, []),
+}
+
+_GENERATION_NEUTRAL: Neutral = {
+    "frequency_penalty": (None, 0),
+    "guided_choice": (None,),
+    "guided_grammar": (None,),
+    "guided_json": (None,),
+    "guided_regex": (None,),
+    "logit_bias": (None, {}),
+    "metadata": (None, {}),
+    "min_p": (None, 0),
+    "n": (None, 1),
+    "presence_penalty": (None, 0),
+    "priority": (None, 0),
+    "repetition_penalty": (None, 1),
+    "response_format": (None, {"type": "text"}),
+    "service_tier": (None, "auto", "default"),
+    "skip_special_tokens": (None, True),
+}
+
+CHAT_NEUTRAL: Neutral = _GENERATION_NEUTRAL | {
+    "audio": (None,),
+    "function_call": (None, "none"),
+    "functions": (None, []),
+    "logprobs": (None, False),
+    "modalities": (None, ["text"]),
+    "parallel_tool_calls": (None, True, False),
+    "prediction": (None,),
+    "reasoning_effort": (None,),
+    "store": (None, False),
+    "tool_choice": (None, "none"),
+    "tools": (None, []),
+    "top_logprobs": (None, 0),
+    "web_search_options": (None,),
+}
+
+COMPLETION_NEUTRAL: Neutral = _GENERATION_NEUTRAL | {
+    "best_of": (None, 1),
+    "echo": (None, False),
+    "logprobs": (None,),
+    "suffix": (None, ""),
+}
+
+
+class PromptTokensDetails(Struct):
+    cached_tokens: int
+
+
+class Usage(Struct):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+class AssistantMessage(Struct):
+    content: str
+    role: Literal["assistant"] = "assistant"
+    refusal: None = None
+
+
+class ChatChoice(Struct):
+    index: int
+    message: AssistantMessage
+    finish_reason: str
+    logprobs: None = None
+
+
+class ChatCompletion(Struct):
+    id: str
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+    object: Literal["chat.completion"] = "chat.completion"
+
+
+class ChatDelta(Struct, omit_defaults=True):
+    role: Literal["assistant"] | UnsetType = UNSET
+    content: str | UnsetType = UNSET
+
+
+class ChatChunkChoice(Struct):
+    index: int
+    delta: ChatDelta
+    finish_reason: str | None = None
+    logprobs: None = None
+
+
+class ChatChunk(Struct):
+    """`usage` is absent unless the client asked for it, then null in all chunks but the last."""
+
+    id: str
+    created: int
+    model: str
+    choices: list[ChatChunkChoice]
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    usage: Usage | UnsetType | None = UNSET
+
+
+class TextChoice(Struct):
+    index: int
+    text: str
+    finish_reason: str | None = None
+    logprobs: None = None
+
+
+class TextCompletion(Struct):
+    """A whole text completion, and each chunk of a streamed one."""
+
+    id: str
+    created: int
+    model: str
+    choices: list[TextChoice]
+    object: Literal["text_completion"] = "text_completion"
+    usage: Usage | UnsetType | None = UNSET
+
+
+class ModelObject(Struct):
+    id: str
+    created: int
+    owned_by: str
+    root: str
+    max_model_len: int
+    object: Literal["model"] = "model"
+
+
+class ModelList(Struct):
+    data: list[ModelObject]
+    object: Literal["list"] = "list"
+
+
+class ErrorObject(Struct):
+    message: str
+    type: str
+    param: str | None = None
+    code: str | None = None
+
+
+class ErrorBody(Struct):
+    error: ErrorObject

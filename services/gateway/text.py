@@ -1,0 +1,214 @@
+"""The served model as the gateway knows it: its tokenizer, chat template and limits, from the model folder.
+
+Tokenising runs on a few threads of its own, so that a long prompt does not stop the event loop; how many
+texts wait for them is bounded by the requests in progress. Knows no weights but their fingerprint.
+"""
+
+import asyncio
+import json
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from cluster.errors import ConfigError
+from gateway.api_errors import invalid
+from gateway.api_types import ChatMessage
+from gateway.chat_template import ChatTemplate, TemplateError
+from gateway.detokenizer import TokenBytes
+from gateway.validate import ModelLimits, text_too_long
+from kvhash import BLOCK_TOKENS, model_fingerprint
+
+TOKENIZE_THREADS = 2
+
+ResultT = TypeVar("ResultT")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFolder:
+    """What the gateway reads of a Hugging Face model folder."""
+
+    limits: ModelLimits
+    fingerprint: str
+    tokenizer: Tokenizer
+    template: ChatTemplate | None
+
+
+def load_model_folder(folder: Path, name: str, dtype: str) -> ModelFolder:
+    """Read `folder`; raises ConfigError that names the file and what is wrong with it."""
+    config = _read_json(folder / "config.json")
+    generation_config = _read_json(folder / "generation_config.json", optional=True)
+    tokenizer_config = _read_json(folder / "tokenizer_config.json", optional=True)
+    tokenizer = _load_tokenizer(folder / "tokenizer.json")
+    limits = ModelLimits(
+        name=name,
+        context_tokens_max=_positive(config, "max_position_embeddings"),
+        vocabulary_tokens=_positive(config, "vocab_size"),
+        end_token_ids=_end_token_ids(config, generation_config, tokenizer_config, tokenizer),
+    )
+    return ModelFolder(
+        limits=limits,
+        fingerprint=model_fingerprint(folder, dtype, dtype, BLOCK_TOKENS),
+        tokenizer=tokenizer,
+        template=_chat_template(folder, tokenizer_config),
+    )
+
+
+class TextModel:
+    """Prompts to token ids, and the table that turns token ids into text. Close it to end its threads."""
+
+    def __init__(self, folder: ModelFolder, *, threads: int = TOKENIZE_THREADS) -> None:
+        self.limits = folder.limits
+        self.fingerprint = folder.fingerprint
+        self.token_bytes = TokenBytes(folder.tokenizer)
+        self._tokenizer = folder.tokenizer
+        self._template = folder.template
+        # No token spells more than the longest vocabulary entry: a longer text cannot fit.
+        token_chars_max = max(map(len, folder.tokenizer.get_vocab(with_added_tokens=True)), default=1)
+        self._text_chars_max = token_chars_max * folder.limits.context_tokens_max
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="tokenize")
+
+    async def encode_chat(self, messages: Sequence[ChatMessage]) -> bytes:
+        """Packed token ids of the rendered conversation with the answer's beginning. Raises ApiError."""
+        self._check_length("messages", sum(_content_chars(message) for message in messages))
+        return await self._run(lambda: self._encode_chat(messages))
+
+    async def encode_text(self, text: str) -> bytes:
+        """Packed token ids of a raw prompt, with what the tokenizer puts before it. Raises ApiError."""
+        self._check_length("prompt", len(text))
+        return await self._run(lambda: self._encode(text, add_special_tokens=True))
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def _run(self, work: Callable[[], ResultT]) -> ResultT:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+    def _check_length(self, param: str, chars: int) -> None:
+        if chars > self._text_chars_max:
+            raise text_too_long(param, chars, self.limits)
+
+    def _encode_chat(self, messages: Sequence[ChatMessage]) -> bytes:
+        if self._template is None:
+            raise invalid(
+                "messages", f"the model {self.limits.name!r} has no chat template; use /v1/completions"
+            )
+        try:
+            rendered = self._template.render([_plain(message) for message in messages])
+        except TemplateError as error:
+            raise invalid("messages", f"the model's chat template refuses the messages: {error}") from error
+        self._check_length("messages", len(rendered))
+        return self._encode(rendered, add_special_tokens=False)
+
+    def _encode(self, text: str, *, add_special_tokens: bool) -> bytes:
+        (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        return pack_token_ids(encoding.ids)
+
+
+def pack_token_ids(token_ids: Sequence[int]) -> bytes:
+    """Little-endian int32, as messages carry token ids."""
+    return np.asarray(token_ids, dtype="<i4").tobytes()
+
+
+def unpack_token_ids(packed: bytes) -> list[int]:
+    token_ids: list[int] = np.frombuffer(packed, dtype="<i4").tolist()
+    return token_ids
+
+
+def _content_chars(message: ChatMessage) -> int:
+    if isinstance(message.content, str):
+        return len(message.content)
+    return sum(len(part.text) for part in message.content)
+
+
+def _plain(message: ChatMessage) -> dict[str, str]:
+    """As templates read messages: `developer` is the newer name of `system`; parts are lines."""
+    content = message.content
+    plain = {
+        "role": "system" if message.role == "developer" else message.role,
+        "content": content if isinstance(content, str) else "\n".join(part.text for part in content),
+    }
+    return plain if message.name is None else plain | {"name": message.name}
+
+
+def _read_json(path: Path, *, optional: bool = False) -> dict[str, object]:
+    if optional and not path.exists():
+        return {}
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: {error}") from error
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path}: must hold a JSON object")
+    return content
+
+
+def _load_tokenizer(path: Path) -> Tokenizer:
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # tokenizers raises nothing more special
+        raise ConfigError(f"{path}: {error}") from error
+    # A folder saved with training settings would cut prompts in silence.
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def _positive(config: dict[str, object], name: str) -> int:
+    value = config.get(name)
+    if not isinstance(value, int) or value < 1:
+        raise ConfigError(f"config.json: {name} is {value!r}, must be a positive integer")
+    return value
+
+
+def _end_token_ids(
+    config: dict[str, object],
+    generation_config: dict[str, object],
+    tokenizer_config: dict[str, object],
+    tokenizer: Tokenizer,
+) -> tuple[int, ...]:
+    """What ends an answer: as generation_config.json says, else config.json, else the tokenizer's."""
+    for source in (generation_config, config):
+        value = source.get("eos_token_id")
+        token_ids = value if isinstance(value, list) else [] if value is None else [value]
+        if not all(isinstance(token_id, int) for token_id in token_ids):
+            raise ConfigError(f"eos_token_id is {value!r}, must be an integer or a list of integers")
+        if token_ids:
+            return tuple(token_ids)
+    token = _token_text(tokenizer_config.get("eos_token"))
+    token_id = tokenizer.token_to_id(token) if token else None
+    return () if token_id is None else (token_id,)
+
+
+def _token_text(token: object) -> str | None:
+    """A special token in tokenizer_config.json is a string, or an object with its `content`."""
+    if isinstance(token, dict):
+        token = token.get("content")
+    return token if isinstance(token, str) else None
+
+
+def _chat_template(folder: Path, tokenizer_config: dict[str, object]) -> ChatTemplate | None:
+    """chat_template.jinja where there is one, else the (default) template of tokenizer_config.json."""
+    path = folder / "chat_template.jinja"
+    source: object = tokenizer_config.get("chat_template")
+    if path.exists():
+        try:
+            source = path.read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{path}: {error}") from error
+    elif isinstance(source, list):
+        source = {
+            entry.get("name"): entry.get("template") for entry in source if isinstance(entry, dict)
+        }.get("default")
+    if not isinstance(source, str):
+        return None
+    names = ("bos_token", "eos_token", "unk_token", "pad_token")
+    special_tokens = {name: text for name in names if (text := _token_text(tokenizer_config.get(name)))}
+    try:
+        return ChatTemplate(source, special_tokens)
+    except TemplateError as error:
+        raise ConfigError(f"the chat template of {folder}: {error}") from error

@@ -1,0 +1,169 @@
+"""Reading a model folder: what a prompt becomes, what a broken folder is called."""
+
+import asyncio
+import json
+
+import pytest
+from tests.unit.gateway.model_files import CONTEXT_TOKENS_MAX, byte_level_tokenizer, write_model_folder
+
+from cluster.errors import ConfigError
+from gateway.api_errors import ApiError
+from gateway.api_types import ChatMessage, TextPart
+from gateway.chat_template import ChatTemplate, TemplateError
+from gateway.text import TextModel, load_model_folder, pack_token_ids, unpack_token_ids
+from kvhash import BLOCK_TOKENS, model_fingerprint
+
+pytestmark = pytest.mark.unit
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return write_model_folder(tmp_path)
+
+
+@pytest.fixture
+def model(folder):
+    text_model = TextModel(load_model_folder(folder, "tiny", "float32"))
+    yield text_model
+    text_model.close()
+
+
+def test_limits_and_fingerprint_are_the_folders(model, folder) -> None:
+    tokenizer = byte_level_tokenizer()
+    assert model.limits.context_tokens_max == CONTEXT_TOKENS_MAX
+    assert model.limits.end_token_ids == (tokenizer.token_to_id("<|im_end|>"),)
+    assert model.fingerprint == model_fingerprint(folder, "float32", "float32", BLOCK_TOKENS)
+
+
+async def test_a_chat_is_rendered_and_encoded(model) -> None:
+    messages = [
+        ChatMessage(role="developer", content="Be short."),
+        ChatMessage(role="user", content=[TextPart("The capital"), TextPart("of France?")]),
+    ]
+    token_ids = unpack_token_ids(await model.encode_chat(messages))
+    expected = (
+        "<|im_start|>system\nBe short.<|im_end|>\n"
+        "<|im_start|>user\nThe capital\nof France?<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert byte_level_tokenizer().decode(token_ids, skip_special_tokens=False) == expected
+    assert token_ids[0] == byte_level_tokenizer().token_to_id("<|im_start|>")
+
+
+async def test_a_chat_equals_transformers(folder, model) -> None:
+    transformers = pytest.importorskip("transformers")
+    reference = transformers.PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
+    messages = [
+        {"role": "user", "content": "Wörter, 你好 🙂 12345\n"},
+        {"role": "assistant", "content": " ok "},
+    ]
+    template = json.loads((folder / "tokenizer_config.json").read_text())["chat_template"]
+    expected = reference.apply_chat_template(
+        messages, chat_template=template, add_generation_prompt=True, return_dict=False
+    )
+    assert unpack_token_ids(await model.encode_chat([ChatMessage(**m) for m in messages])) == expected
+
+
+async def test_what_the_template_refuses_is_400(model) -> None:
+    with pytest.raises(ApiError, match="the word is forbidden") as caught:
+        await model.encode_chat([ChatMessage(role="user", content="forbidden")])
+    assert (caught.value.kind.status, caught.value.param) == (400, "messages")
+
+
+async def test_without_a_template_there_is_no_chat(tmp_path) -> None:
+    model = TextModel(load_model_folder(write_model_folder(tmp_path, template=None), "tiny", "float32"))
+    with pytest.raises(ApiError, match="no chat template"):
+        await model.encode_chat([ChatMessage(role="user", content="hello")])
+    assert unpack_token_ids(await model.encode_text("hello"))
+    model.close()
+
+
+def test_a_template_file_counts_before_the_config(folder) -> None:
+    (folder / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    template = load_model_folder(folder, "tiny", "float32").template
+    assert template is not None
+    assert template.render([{"role": "user", "content": "x"}]) == "x"
+
+
+async def test_a_text_that_cannot_fit_is_refused_untokenised(model) -> None:
+    with pytest.raises(ApiError) as caught:
+        await model.encode_text("a" * 1_000_000)
+    assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "prompt")
+
+
+async def test_long_texts_leave_the_event_loop_free(folder) -> None:
+    config = json.loads((folder / "config.json").read_text()) | {"max_position_embeddings": 1_000_000}
+    (folder / "config.json").write_text(json.dumps(config))
+    model = TextModel(load_model_folder(folder, "tiny", "float32"))
+    encoding = asyncio.ensure_future(model.encode_text("The quick brown fox. " * 20_000))
+    turns = 0
+    while not encoding.done():
+        await asyncio.sleep(0)
+        turns += 1
+    assert len(encoding.result()) > 4 * 20_000
+    assert turns > 10
+    model.close()
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("config.json", "{", "config.json"),
+        ("config.json", "[]", "JSON object"),
+        ("config.json", '{"vocab_size": 9}', "max_position_embeddings"),
+        ("config.json", '{"max_position_embeddings": 9, "vocab_size": "x"}', "vocab_size"),
+        (
+            "config.json",
+            '{"max_position_embeddings": 9, "vocab_size": 9, "eos_token_id": "x"}',
+            "eos_token_id",
+        ),
+        ("tokenizer.json", "{}", "tokenizer.json"),
+        ("chat_template.jinja", "{% if %}", "template"),
+    ],
+)
+def test_a_broken_folder_is_an_error_by_file(folder, file: str, content: str, message: str) -> None:
+    (folder / file).write_text(content)
+    with pytest.raises(ConfigError, match=message):
+        load_model_folder(folder, "tiny", "float32")
+
+
+def test_end_tokens_come_from_the_generation_config_first(folder) -> None:
+    (folder / "generation_config.json").write_text('{"eos_token_id": [4, 5]}')
+    assert load_model_folder(folder, "tiny", "float32").limits.end_token_ids == (4, 5)
+    (folder / "generation_config.json").unlink()
+    config = json.loads((folder / "config.json").read_text())
+    del config["eos_token_id"]
+    (folder / "config.json").write_text(json.dumps(config))
+    expected = byte_level_tokenizer().token_to_id("<|im_end|>")
+    assert load_model_folder(folder, "tiny", "float32").limits.end_token_ids == (expected,)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ ''.__class__.__mro__ }}",
+        "{{ messages.append(1) }}",
+        "{{ messages[99].content.x }}",
+        "{{ 1 + 'a' }}",
+    ],
+)
+def test_a_template_cannot_leave_its_sandbox(source: str) -> None:
+    with pytest.raises(TemplateError):
+        ChatTemplate(source, {}).render([{"role": "user", "content": "x"}])
+
+
+def test_templates_have_what_transformers_gives_them() -> None:
+    template = ChatTemplate(
+        "{% for m in messages %}{% if loop.index > 1 %}{% break %}{% endif %}"
+        "{% generation %}{{ m | tojson }}{% endgeneration %}{% endfor %}"
+        "{{ bos_token }}{{ strftime_now('%Y') | length }}",
+        {"bos_token": "<s>"},
+    )
+    rendered = template.render([{"content": "<é>"}, {"content": "no"}])
+    assert rendered == '{"content": "<é>"}<s>4'
+    with pytest.raises(TemplateError):
+        ChatTemplate("{% for %}", {})
+
+
+def test_token_ids_are_packed_as_little_endian_int32() -> None:
+    assert pack_token_ids([1, 258]) == b"\x01\x00\x00\x00\x02\x01\x00\x00"
+    assert unpack_token_ids(pack_token_ids([0, 49151])) == [0, 49151]
