@@ -1,0 +1,42 @@
+"""`moonpool COMMAND …`: finds the command, runs it, turns a failure into one line and an exit status."""
+
+import os
+import sys
+from collections.abc import Sequence
+
+from moonpool.arguments import Command, CommandGroup, OneLineParser, add_commands
+from moonpool.commands import bench, chat, serve, status, up
+from moonpool.errors import EXIT_FAILURE, CommandError
+
+COMMANDS: tuple[Command | CommandGroup, ...] = (
+    up.COMMAND,
+    serve.COMMAND,
+    status.COMMAND,
+    chat.COMMAND,
+    bench.GROUP,
+)
+
+EXIT_INTERRUPTED = 130
+"""By custom 128 + SIGINT."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = OneLineParser(prog="moonpool", description="KV-cache-centric, disaggregated LLM serving.")
+    add_commands(parser, COMMANDS)
+    options = parser.parse_args(arguments)
+    command: Command = options.command
+    try:
+        return command.run(options)
+    except CommandError as error:
+        print(f"{options.prog}: error: {error}", file=sys.stderr)
+        return error.exit_status
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read our output is gone (`moonpool status | head`): nobody to tell, nothing to flush.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_FAILURE
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,118 @@
+"""A small blocking client of the gateway's OpenAI-compatible API, for chat and benchmarks."""
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
+from typing import Any
+from urllib.parse import urlsplit
+
+from moonpool.errors import CommandError, UsageError
+
+Json = dict[str, Any]
+
+ERROR_TEXT_MAX = 500
+"""How much of an answer that is no JSON is repeated in the error."""
+EVENT_BYTES_MAX = 4 * 1024 * 1024
+"""One line of an event stream; longer means that the other side does not speak the protocol."""
+DONE = b"[DONE]"
+
+
+class ApiError(CommandError):
+    """The gateway answered with an HTTP error, or ended a stream with one. `status` is 0 for the latter."""
+
+    def __init__(self, status: int, message: str, code: str = "") -> None:
+        super().__init__(f"the gateway answered {status}: {message}" if status else message)
+        self.status = status
+        self.code = code
+
+
+@dataclass(frozen=True, slots=True)
+class Api:
+    """`url` is the base as `moonpool up` prints it, for example `http://127.0.0.1:8000/v1`."""
+
+    url: str
+    timeout_s: float = 120.0
+    """Longest silence of the gateway, not the length of an answer."""
+
+    def model(self) -> str:
+        """Name of the model that is served."""
+        models = self.get("/models").get("data", [])
+        if not models:
+            raise CommandError(f"{self.url} serves no model yet")
+        return str(models[0]["id"])
+
+    def get(self, path: str) -> Json:
+        with self._send("GET", path, None) as response:
+            return _json_object(response.read())
+
+    def post(self, path: str, body: Mapping[str, object]) -> Json:
+        with self._send("POST", path, body) as response:
+            return _json_object(response.read())
+
+    def stream(self, path: str, body: Mapping[str, object]) -> Iterator[Json]:
+        """The events of one streamed answer; raises ApiError where an error event ends it."""
+        with self._send("POST", path, {**body, "stream": True}) as response:
+            yield from _events(response)
+
+    @contextmanager
+    def _send(self, method: str, path: str, body: Mapping[str, object] | None) -> Iterator[HTTPResponse]:
+        connection, base = _connection(self.url, self.timeout_s)
+        payload = None if body is None else json.dumps(body).encode()
+        try:
+            connection.request(method, base + path, payload, {"Content-Type": "application/json"})
+            response = connection.getresponse()
+            if response.status >= 400:
+                raise _api_error(response.status, response.read())
+            yield response
+        except (OSError, HTTPException) as error:
+            raise CommandError(f"cannot talk to {self.url}: {error or type(error).__name__}") from error
+        finally:
+            connection.close()
+
+
+def _connection(url: str, timeout_s: float) -> tuple[HTTPConnection, str]:
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise UsageError(f"--url must look like http://127.0.0.1:8000/v1, not {url!r}")
+    connection_class = HTTPSConnection if parts.scheme == "https" else HTTPConnection
+    return connection_class(parts.hostname, parts.port, timeout=timeout_s), parts.path.rstrip("/")
+
+
+def _events(response: HTTPResponse) -> Iterator[Json]:
+    while line := response.readline(EVENT_BYTES_MAX):
+        field, _, value = line.partition(b":")
+        if field != b"data":
+            continue
+        if value.strip() == DONE:
+            return
+        event = _json_object(value)
+        if "error" in event:
+            raise _error_of(0, event)
+        yield event
+    raise ApiError(0, "the stream ended without [DONE]")
+
+
+def _json_object(text: bytes) -> Json:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise CommandError(f"not a JSON object: {text[:ERROR_TEXT_MAX].decode('utf-8', 'replace')}")
+    return value
+
+
+def _api_error(status: int, body: bytes) -> ApiError:
+    try:
+        return _error_of(status, _json_object(body))
+    except CommandError as error:
+        return ApiError(status, str(error))
+
+
+def _error_of(status: int, body: Json) -> ApiError:
+    error = body.get("error")
+    if not isinstance(error, dict):
+        return ApiError(status, json.dumps(body)[:ERROR_TEXT_MAX])
+    return ApiError(status, str(error.get("message", error)), str(error.get("code") or ""))

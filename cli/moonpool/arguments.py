@@ -1,0 +1,83 @@
+"""Command-line arguments: the form of a command, one-line usage errors, and types that name their limits."""
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NoReturn
+
+from moonpool.errors import EXIT_USAGE
+
+PORT_MAX = 65535
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """The last word of a command: its flags and what it does.
+
+    `run` returns the exit status and raises CommandError for a failure that has a name.
+    """
+
+    name: str
+    summary: str
+    add_arguments: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.Namespace], int]
+
+
+@dataclass(frozen=True, slots=True)
+class CommandGroup:
+    """A word that needs another one after it, such as `bench`."""
+
+    name: str
+    summary: str
+    commands: tuple[Command, ...]
+
+
+class OneLineParser(argparse.ArgumentParser):
+    """An argument parser whose error is one line; `--help` tells the rest."""
+
+    def error(self, message: str) -> NoReturn:
+        print(f"{self.prog}: error: {message} (see {self.prog} --help)", file=sys.stderr)
+        raise SystemExit(EXIT_USAGE)
+
+
+def add_commands(parser: argparse.ArgumentParser, entries: Sequence[Command | CommandGroup]) -> None:
+    """One sub-parser for each entry; parsing sets `command` to the chosen Command and `prog` to its words."""
+    choices = parser.add_subparsers(
+        title="commands", metavar="COMMAND", required=True, parser_class=OneLineParser
+    )
+    for entry in entries:
+        chosen = choices.add_parser(entry.name, help=entry.summary, description=entry.summary)
+        if isinstance(entry, CommandGroup):
+            add_commands(chosen, entry.commands)
+        else:
+            entry.add_arguments(chosen)
+            chosen.set_defaults(command=entry, prog=chosen.prog)
+
+
+def whole_number(minimum: int, maximum: int) -> Callable[[str], int]:
+    """An argparse type: an integer from `minimum` to `maximum`."""
+
+    def parse(text: str) -> int:
+        if not text.isascii() or not text.isdecimal() or not minimum <= int(text) <= maximum:
+            raise argparse.ArgumentTypeError(
+                f"must be a whole number from {minimum} to {maximum}, not {text!r}"
+            )
+        return int(text)
+
+    return parse
+
+
+def seconds(maximum: float) -> Callable[[str], float]:
+    """An argparse type: a time in seconds, above 0 and at most `maximum`."""
+
+    def parse(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = -1.0
+        if not 0 < value <= maximum:
+            raise argparse.ArgumentTypeError(f"must be seconds above 0 and at most {maximum:g}, not {text!r}")
+        return value
+
+    return parse

@@ -1,0 +1,1 @@
+"""One module for each benchmark of `moonpool bench`."""

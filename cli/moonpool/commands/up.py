@@ -1,0 +1,138 @@
+"""`moonpool up`: NATS, etcd and every service as processes on this machine, until Ctrl-C."""
+
+import argparse
+import asyncio
+import json
+import signal
+import time
+from typing import TYPE_CHECKING
+
+from moonpool.arguments import PORT_MAX, Command, seconds, whole_number
+from moonpool.errors import EXIT_OK, UsageError
+from moonpool.run_folder import DEFAULT_NAME, NAME_PATTERN
+
+if TYPE_CHECKING:
+    from moonpool.stack import StackConfig
+
+INSTANCES_MAX = 64
+"""Most instances of one role that one machine is asked to start."""
+THREADS_MAX = 256
+BLOCKS_MAX = 1 << 24
+WAIT_S_MAX = 3600.0
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    count = whole_number(0, INSTANCES_MAX)
+    parser.add_argument(
+        "--model",
+        default="smollm2",
+        help="smollm2 (default), tiny (random weights), or a Hugging Face folder",
+    )
+    parser.add_argument("--prefill", type=count, default=1, metavar="N", help="prefill instances (default 1)")
+    parser.add_argument("--decode", type=count, default=1, metavar="N", help="decode instances (default 1)")
+    parser.add_argument(
+        "--coupled", type=count, default=0, metavar="N", help="instances that do both (default 0)"
+    )
+    parser.add_argument("--host", default="127.0.0.1", help="where the API listens (default 127.0.0.1)")
+    parser.add_argument(
+        "--port", type=whole_number(0, PORT_MAX), default=8000, help="default 8000; 0 takes a free one"
+    )
+    parser.add_argument(
+        "--threads",
+        type=whole_number(1, THREADS_MAX),
+        default=1,
+        metavar="N",
+        help="threads of each engine (default 1)",
+    )
+    parser.add_argument(
+        "--blocks",
+        type=whole_number(1, BLOCKS_MAX),
+        metavar="N",
+        help="KV blocks of each worker",
+    )
+    parser.add_argument("--name", default=DEFAULT_NAME, help=f"of this stack (default {DEFAULT_NAME})")
+    parser.add_argument(
+        "--ready-timeout",
+        type=seconds(WAIT_S_MAX),
+        default=120.0,
+        metavar="S",
+        help="seconds until all must be ready (default 120)",
+    )
+    parser.add_argument(
+        "--drain-timeout",
+        type=seconds(WAIT_S_MAX),
+        default=30.0,
+        metavar="S",
+        help="seconds that open answers get at Ctrl-C (default 30); a second Ctrl-C ends them",
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    return asyncio.run(_up(stack_config(options)))
+
+
+def stack_config(options: argparse.Namespace) -> "StackConfig":
+    """What was asked for, checked as a whole."""
+    from moonpool.stack import StackConfig
+
+    if not options.coupled and not (options.prefill and options.decode):
+        raise UsageError("--prefill and --decode must both be at least 1, or --coupled must be")
+    if not NAME_PATTERN.fullmatch(options.name):
+        raise UsageError(f"--name must match {NAME_PATTERN.pattern}, not {options.name!r}")
+    return StackConfig(
+        name=options.name,
+        model=options.model,
+        prefill=options.prefill,
+        decode=options.decode,
+        coupled=options.coupled,
+        host=options.host,
+        port=options.port,
+        threads=options.threads,
+        blocks=options.blocks,
+        ready_s_max=options.ready_timeout,
+        drain_s_max=options.drain_timeout,
+    )
+
+
+async def _up(config: "StackConfig") -> int:
+    """Run until a signal comes (then 0, once all has stopped) or a process ends (then CommandError)."""
+    serving = asyncio.create_task(_serve(config))
+    loop = asyncio.get_running_loop()
+    for number in STOP_SIGNALS:
+        # The first one cancels the serving, and so stops the stack; a second one cancels the stopping.
+        loop.add_signal_handler(number, serving.cancel)
+    try:
+        await serving
+    except asyncio.CancelledError:
+        print("stopped", flush=True)
+    return EXIT_OK
+
+
+async def _serve(config: "StackConfig") -> None:
+    from moonpool.stack import exited, running_stack
+
+    started_s = time.monotonic()
+
+    def report(text: str) -> None:
+        print(f"[{time.monotonic() - started_s:5.1f} s] {text}", flush=True)
+
+    async with running_stack(config, report) as stack:
+        url = stack.state().url
+        print(f"ready {url}", flush=True)
+        print(example_curl(url), flush=True)
+        raise exited(await stack.first_exit())
+
+
+def example_curl(url: str) -> str:
+    """A command to copy that asks for one streamed answer."""
+    body = {
+        "messages": [{"role": "user", "content": "What is the capital of France?"}],
+        "max_tokens": 64,
+        "temperature": 0,
+        "stream": True,
+    }
+    return f"curl -N {url}/chat/completions -H 'Content-Type: application/json' -d '{json.dumps(body)}'"
+
+
+COMMAND = Command("up", "start a whole stack on this machine and serve until Ctrl-C", add_arguments, run)

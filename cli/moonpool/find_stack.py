@@ -1,0 +1,61 @@
+"""Where the running stack is: by flag, by environment, or from the file that `moonpool up` wrote."""
+
+import argparse
+import os
+from collections.abc import Callable
+
+from moonpool.errors import CommandError
+from moonpool.run_folder import DEFAULT_NAME, StackState, read_state, run_folder
+
+URL_VARIABLE = "MOONPOOL_URL"
+NATS_VARIABLE = "MOONPOOL_NATS_URL"
+ETCD_VARIABLE = "MOONPOOL_ETCD_URL"
+
+
+def add_stack_arguments(parser: argparse.ArgumentParser) -> None:
+    """Flags of a command that asks the gateway."""
+    parser.add_argument(
+        "--url", help=f"the gateway, for example http://127.0.0.1:8000/v1 (or ${URL_VARIABLE})"
+    )
+    _add_name(parser)
+
+
+def add_cluster_arguments(parser: argparse.ArgumentParser) -> None:
+    """Flags of a command that asks the bus and the control plane."""
+    parser.add_argument("--nats-url", help=f"the bus (or ${NATS_VARIABLE})")
+    parser.add_argument("--etcd-url", help=f"the control plane (or ${ETCD_VARIABLE})")
+    _add_name(parser)
+
+
+def api_url(options: argparse.Namespace) -> str:
+    return _first(options.url, URL_VARIABLE, lambda: _running(options.name, "--url").url)
+
+
+def cluster_urls(options: argparse.Namespace) -> tuple[str, str]:
+    """URLs of NATS and of etcd."""
+    nats_url = _first(
+        options.nats_url, NATS_VARIABLE, lambda: _running(options.name, "--nats-url and --etcd-url").nats_url
+    )
+    etcd_url = _first(
+        options.etcd_url, ETCD_VARIABLE, lambda: _running(options.name, "--nats-url and --etcd-url").etcd_url
+    )
+    return nats_url, etcd_url
+
+
+def _add_name(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--name", default=DEFAULT_NAME, help=f"the local stack of this --name (default {DEFAULT_NAME})"
+    )
+
+
+def _first(flag: str | None, variable: str, from_stack: Callable[[], str]) -> str:
+    return flag or os.environ.get(variable) or from_stack()
+
+
+def _running(name: str, instead: str) -> StackState:
+    state = read_state(run_folder(name))
+    if state is None:
+        raise CommandError(
+            f"no stack named {name!r} runs here; start one with `moonpool up`, or give {instead}"
+        )
+    return state

@@ -1,0 +1,91 @@
+"""Child processes of a stack: started in their own session, logged to a file, stopped within a bound."""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+LOG_TAIL_BYTES_MAX = 4096
+LOG_TAIL_LINES_MAX = 15
+KILL_WAIT_S_MAX = 5.0
+"""How long a killed process may take to go; longer means that the kernel holds it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessSpec:
+    """What to run. `program` is an absolute path; `environment` is added to our own."""
+
+    name: str
+    program: tuple[str, ...]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    stop_s_max: float = 5.0
+    """How long it may take to go after SIGTERM, before it is killed."""
+
+
+class Child:
+    """One running child process."""
+
+    def __init__(self, spec: ProcessSpec, process: asyncio.subprocess.Process, log_path: Path) -> None:
+        self.spec = spec
+        self.log_path = log_path
+        self._process = process
+
+    @classmethod
+    async def start(cls, spec: ProcessSpec, log_folder: Path) -> "Child":
+        """Start it in its own session (the terminal's Ctrl-C does not reach it), to die with us."""
+        log_path = log_folder / f"{spec.name}.log"
+        launcher = [sys.executable, "-I", "-S", str(Path(__file__).with_name("child.py")), str(os.getpid())]
+        with open(log_path, "wb") as log:  # noqa: ASYNC230 - a local file, opened once
+            process = await asyncio.create_subprocess_exec(
+                *launcher,
+                *spec.program,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, **spec.environment},
+                start_new_session=True,
+            )
+        return cls(spec, process, log_path)
+
+    @property
+    def name(self) -> str:
+        return self.spec.name
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def exit_status(self) -> int | None:
+        return self._process.returncode
+
+    async def wait(self) -> int:
+        return await self._process.wait()
+
+    async def stop(self) -> bool:
+        """SIGTERM, then SIGKILL after `stop_s_max`. True where it went by itself."""
+        self._signal(signal.SIGTERM)
+        try:
+            await asyncio.wait_for(self._process.wait(), self.spec.stop_s_max)
+        except TimeoutError:
+            await self.kill()
+            return False
+        return True
+
+    async def kill(self) -> None:
+        self._signal(signal.SIGKILL)
+        await asyncio.wait_for(self._process.wait(), KILL_WAIT_S_MAX)
+
+    def log_tail(self) -> str:
+        """The last lines that the process wrote."""
+        with open(self.log_path, "rb") as log:
+            log.seek(max(0, os.fstat(log.fileno()).st_size - LOG_TAIL_BYTES_MAX))
+            lines = log.read().decode("utf-8", "replace").splitlines()
+        return "\n".join(lines[-LOG_TAIL_LINES_MAX:])
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._process.returncode is None:
+            self._process.send_signal(number)

@@ -1,0 +1,50 @@
+"""Which module serves which role, and with which flags: the one place that spells the services' flags."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from kvindex.core import InstanceId
+
+SERVICE_OF_ROLE: Final[Mapping[str, tuple[str, ...]]] = {
+    "gateway": ("gateway",),
+    "conductor": ("conductor",),
+    "kvmeta": ("kvmeta",),
+    "prefill": ("prefill",),
+    "decode": ("decode",),
+    "coupled": ("decode", "--coupled"),
+}
+"""The module that `python -m` runs, then the flags that make it play the role."""
+
+WORKER_ROLES: Final = frozenset({"prefill", "decode", "coupled"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceSettings:
+    """What every service of one stack is told alike; each takes what concerns its role."""
+
+    nats_url: str
+    etcd_url: str
+    model_folder: Path
+    gateway_bind: str
+    gateway_port: int
+    threads: int
+    blocks: int | None
+    drain_s_max: float
+
+
+def service_arguments(role: str, instance: InstanceId, settings: ServiceSettings) -> tuple[str, ...]:
+    """What follows `python` to run one service."""
+    module, *implied = SERVICE_OF_ROLE[role]
+    arguments = ["-m", module, *implied, "--instance", instance]
+    arguments += ["--nats-url", settings.nats_url, "--etcd-url", settings.etcd_url]
+    arguments += ["--drain-s-max", f"{settings.drain_s_max:g}"]
+    if role == "gateway":
+        arguments += ["--bind", settings.gateway_bind, "--http-port", str(settings.gateway_port)]
+        arguments += ["--model-folder", str(settings.model_folder)]
+    if role in WORKER_ROLES:
+        arguments += ["--model-folder", str(settings.model_folder), "--threads", str(settings.threads)]
+        if settings.blocks is not None:
+            arguments += ["--blocks", str(settings.blocks)]
+    return tuple(arguments)

@@ -1,0 +1,306 @@
+"""A whole Moonpool on this machine: real servers, every service as a process of its own.
+
+Owns which processes there are, the order in which they start and stop, and when the whole is ready.
+`moonpool up`, `moonpool bench` and the integration tests start their stacks here.
+"""
+
+import asyncio
+import os
+import secrets
+import shutil
+import socket
+import sys
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from pathlib import Path
+
+import aiohttp
+
+from engine.errors import ModelFolderError
+from kvindex.core import InstanceId
+from moonpool.cluster_client import ClusterAddresses, control_plane, registered
+from moonpool.errors import CommandError
+from moonpool.processes import Child, ProcessSpec
+from moonpool.roles import ServiceSettings, service_arguments
+from moonpool.run_folder import ProcessState, StackState, locked, remove_state, run_folder, write_state
+from moonpool.servers import ServerError, ServerPlan, etcd_server, nats_server
+
+READY_S_MAX_DEFAULT = 120.0
+DRAIN_S_MAX_DEFAULT = 30.0
+STOP_GRACE_S = 5.0
+"""What a service gets on top of its drain time to close what it holds."""
+SECRET_VARIABLE = "MOONPOOL_CLUSTER_SECRET"
+SECRET_BYTES = 32
+READY_POLL_S = 0.1
+READY_ANSWER_S_MAX = 5.0
+SERVER_STOP_S_MAX = 5.0
+
+Report = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StackConfig:
+    """What a stack is to be. `port` 0 takes a free one."""
+
+    name: str
+    model: str
+    prefill: int = 1
+    decode: int = 1
+    coupled: int = 0
+    host: str = "127.0.0.1"
+    port: int = 0
+    threads: int = 1
+    blocks: int | None = None
+    """KV blocks of each worker; None leaves it to the worker."""
+    ready_s_max: float = READY_S_MAX_DEFAULT
+    drain_s_max: float = DRAIN_S_MAX_DEFAULT
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Added to the environment of every service, for settings that have no field here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One service of a stack: `instance` is its id in the cluster and the name of its log."""
+
+    instance: InstanceId
+    role: str
+
+
+def members(config: StackConfig) -> tuple[Member, ...]:
+    """The services of a stack in the order in which they start; they stop the other way round."""
+    counts = (
+        ("kvmeta", 1),
+        ("conductor", 1),
+        ("prefill", config.prefill),
+        ("decode", config.decode),
+        ("coupled", config.coupled),
+        ("gateway", 1),
+    )
+    return tuple(
+        Member(InstanceId(f"{role}-{number}"), role) for role, count in counts for number in range(count)
+    )
+
+
+STOP_ORDER = (("gateway",), ("prefill", "decode", "coupled"), ("conductor", "kvmeta"))
+"""The gateway first, so that open answers end while the rest still serves them."""
+
+
+class Stack:
+    """The processes of one stack. `running_stack` makes one, and stops it."""
+
+    def __init__(self, config: StackConfig, folder: Path, model_folder: Path, report: Report) -> None:
+        self._config = config
+        self._logs = folder / "logs"
+        self._folder = folder
+        self._model_folder = model_folder
+        self._report = report
+        self._servers: list[Child] = []
+        self._services: dict[Member, Child] = {}
+        self._addresses = ClusterAddresses("", "")
+        self._http_url = ""
+
+    def state(self) -> StackState:
+        """Complete once `start` has returned."""
+        return StackState(
+            name=self._config.name,
+            pid=os.getpid(),
+            model=self._config.model,
+            model_folder=str(self._model_folder),
+            url=f"{self._http_url}/v1",
+            nats_url=self._addresses.nats_url,
+            etcd_url=self._addresses.etcd_url,
+            processes=tuple(
+                ProcessState(child.name, child.pid, str(child.log_path)) for child in self._children()
+            ),
+        )
+
+    async def start(self) -> None:
+        """Return when every service is ready. Raises CommandError naming the one that is not."""
+        try:
+            async with asyncio.timeout(self._config.ready_s_max):
+                await self._start_servers()
+                await self._start_services()
+                await self._unless_one_exits(self._wait_ready())
+        except TimeoutError:
+            raise CommandError(
+                f"not ready within {self._config.ready_s_max:g} s; the logs are in {self._logs}"
+            ) from None
+
+    async def first_exit(self) -> Child:
+        """The first process that ends, whenever that is."""
+        waits = {asyncio.create_task(child.wait()): child for child in self._children()}
+        try:
+            done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            return waits[done.pop()]
+        finally:
+            for wait in waits:
+                wait.cancel()
+
+    async def stop(self) -> None:
+        """Everything drains and goes, the gateway first. Cancelled, it leaves the rest to `kill`."""
+        for roles in STOP_ORDER:
+            group = [child for member, child in self._services.items() if member.role in roles]
+            await self._stop_group(group)
+        await self._stop_group(self._servers)
+
+    async def kill(self) -> None:
+        """Nothing that still runs is left."""
+        await asyncio.gather(*(child.kill() for child in self._children()))
+
+    async def _start_servers(self) -> None:
+        # A registry of its own for every run: the last one's instances are gone, whatever their leases say.
+        shutil.rmtree(self._folder / "etcd", ignore_errors=True)
+        try:
+            plans = [nats_server(self._folder).plan, etcd_server(self._folder).plan]
+        except ServerError as error:
+            raise CommandError(str(error)) from error
+        for plan in plans:
+            self._report(f"starting {plan.name}")
+            spec = ProcessSpec(name=plan.name, program=plan.command, stop_s_max=SERVER_STOP_S_MAX)
+            self._servers.append(await Child.start(spec, self._logs))
+        nats, etcd = plans
+        self._addresses = ClusterAddresses(nats.url, etcd.url)
+        await self._unless_one_exits(_answering(plans))
+
+    async def _start_services(self) -> None:
+        settings = ServiceSettings(
+            nats_url=self._addresses.nats_url,
+            etcd_url=self._addresses.etcd_url,
+            model_folder=self._model_folder,
+            gateway_bind=self._config.host,
+            gateway_port=self._config.port,
+            threads=self._config.threads,
+            blocks=self._config.blocks,
+            drain_s_max=self._config.drain_s_max,
+        )
+        environment = {
+            # OpenMP's own threads would outnumber the cores: the engine says how many it wants.
+            "OMP_NUM_THREADS": str(self._config.threads),
+            SECRET_VARIABLE: secrets.token_hex(SECRET_BYTES),
+            **self._config.environment,
+        }
+        for member in members(self._config):
+            self._report(f"starting {member.instance}")
+            spec = ProcessSpec(
+                name=member.instance,
+                program=(sys.executable, *service_arguments(member.role, member.instance, settings)),
+                environment=environment,
+                stop_s_max=self._config.drain_s_max + STOP_GRACE_S,
+            )
+            self._services[member] = await Child.start(spec, self._logs)
+
+    async def _wait_ready(self) -> None:
+        gateway = next(member.instance for member in self._services if member.role == "gateway")
+        expected = [member.instance for member in self._services]
+        async with control_plane(self._addresses.etcd_url, timeout_s=self._config.ready_s_max) as control:
+            async for records in registered(control):
+                for instance in [i for i in expected if i in records]:
+                    expected.remove(instance)
+                    self._report(f"{instance} is ready")
+                if not expected:
+                    self._http_url = records[gateway].http_url
+                    break
+        await _http_ready(self._http_url)
+
+    async def _unless_one_exits(self, waiting: Coroutine[None, None, None]) -> None:
+        """Await `waiting`; CommandError where a process ends meanwhile."""
+        ready = asyncio.create_task(waiting)
+        exit_ = asyncio.create_task(self.first_exit())
+        try:
+            await asyncio.wait({ready, exit_}, return_when=asyncio.FIRST_COMPLETED)
+            if exit_.done():
+                raise exited(exit_.result())
+            ready.result()
+        finally:
+            ready.cancel()
+            exit_.cancel()
+
+    async def _stop_group(self, group: Sequence[Child]) -> None:
+        running = [child for child in group if child.exit_status is None]
+        if not running:
+            return
+        self._report(f"stopping {', '.join(child.name for child in running)}")
+        heeded = await asyncio.gather(*(child.stop() for child in running))
+        for child, went in zip(running, heeded, strict=True):
+            if not went:
+                self._report(f"{child.name} did not stop within {child.spec.stop_s_max:g} s and was killed")
+
+    def _children(self) -> list[Child]:
+        return [*self._servers, *self._services.values()]
+
+
+async def _answering(plans: Sequence[ServerPlan]) -> None:
+    for plan in plans:
+        while True:
+            if await asyncio.to_thread(plan.answers):
+                break
+            await asyncio.sleep(READY_POLL_S)
+
+
+async def _http_ready(url: str) -> None:
+    """Return once the service at `url` says that it can serve; the caller bounds the wait."""
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=READY_ANSWER_S_MAX)) as session:
+        while True:
+            with suppress(aiohttp.ClientError, TimeoutError):
+                async with session.get(f"{url}/ready") as answer:
+                    if answer.status == HTTPStatus.OK:
+                        return
+            await asyncio.sleep(READY_POLL_S)
+
+
+def find_model(name: str) -> Path:
+    """The folder of a model by name or path; CommandError where it cannot be had."""
+    from engine.models import resolve_model
+
+    try:
+        return resolve_model(name)
+    except ModelFolderError as error:
+        raise CommandError(str(error)) from error
+
+
+def exited(child: Child) -> CommandError:
+    """What to say of a process that ended by itself."""
+    tail = child.log_tail()
+    return CommandError(
+        f"{child.name} ended with status {child.exit_status}; the end of {child.log_path}:\n{tail}"
+    )
+
+
+def check_port(host: str, port: int) -> None:
+    """CommandError where nobody could listen there."""
+    try:
+        with socket.create_server((host, port)):
+            return
+    except OSError as error:
+        raise CommandError(
+            f"cannot listen on {host} port {port}: {error.strerror or error}; give another --host or --port"
+        ) from error
+
+
+@asynccontextmanager
+async def running_stack(config: StackConfig, report: Report) -> AsyncIterator[Stack]:
+    """A stack that is ready, and stopped at the end however that comes.
+
+    Raises CommandError where the port is taken, a stack of this name runs already, the model cannot be
+    had, or a service does not become ready.
+    """
+    check_port(config.host, config.port)
+    folder = run_folder(config.name)
+    with locked(folder):
+        remove_state(folder)
+        (folder / "logs").mkdir(exist_ok=True)
+        report(f"getting the model {config.model}")
+        model_folder = await asyncio.to_thread(find_model, config.model)
+        stack = Stack(config, folder, model_folder, report)
+        try:
+            await stack.start()
+            write_state(folder, stack.state())
+            yield stack
+        finally:
+            remove_state(folder)
+            try:
+                await stack.stop()
+            finally:
+                await stack.kill()
