@@ -1,0 +1,10 @@
+"""One node's share of the pool: the arena, which blocks are free, cached or in use, and its event stream.
+
+Owns pins, generations and eviction on this node. Knows neither the model nor the network: the bytes in
+the arena are the engine's and the transfer's, events are taken and published by the worker.
+"""
+
+from kvpool.arena import Arena, ArenaError
+from kvpool.pool import BlockPool, NoBlocksError, PoolStats
+
+__all__ = ["Arena", "ArenaError", "BlockPool", "NoBlocksError", "PoolStats"]

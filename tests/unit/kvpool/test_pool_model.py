@@ -1,0 +1,218 @@
+"""BlockPool against a model that searches where the pool keeps counts, under random operations."""
+
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from kvhash import BlockHash
+from kvindex.core import BlockAction, InstanceId, Tier
+from kvindex.directory import Directory
+from kvpool import BlockPool, NoBlocksError, PoolStats
+from policy.evict import EvictionCandidate, EvictionOrder, evict
+
+pytestmark = pytest.mark.unit
+
+BLOCKS = 12
+POOL = InstanceId("pool")
+
+
+def node_hash(path: tuple[int, ...]) -> BlockHash:
+    """The hash of a node in the tree of all prompts over the tokens 0, 1, 2."""
+    return BlockHash(bytes(path).ljust(15, b"\xff") + bytes([len(path)]))
+
+
+def chain(path: tuple[int, ...]) -> list[BlockHash]:
+    return [node_hash(path[: depth + 1]) for depth in range(len(path))]
+
+
+def parent_of(path: tuple[int, ...]) -> BlockHash | None:
+    return node_hash(path[:-1]) if len(path) > 1 else None
+
+
+@dataclass
+class ModelBlock:
+    pins: int = 0
+    block_hash: BlockHash | None = None
+    parent: BlockHash | None = None
+    used_at: int = 0
+    uses: int = 0
+
+
+class PoolModel:
+    """The contract of BlockPool in its plainest form: it looks at every block at every question."""
+
+    def __init__(self, order: EvictionOrder) -> None:
+        self.order = order
+        self.blocks: dict[int, ModelBlock] = {}
+        self.clock = 0
+
+    def id_of(self, block_hash: BlockHash | None) -> int | None:
+        return next((i for i, b in self.blocks.items() if block_hash and b.block_hash == block_hash), None)
+
+    def children(self, block: ModelBlock) -> list[ModelBlock]:
+        return [b for b in self.blocks.values() if block.block_hash and b.parent == block.block_hash]
+
+    def in_use(self, block: ModelBlock) -> bool:
+        return block.pins > 0 or any(self.in_use(child) for child in self.children(block))
+
+    def cached(self) -> list[int]:
+        return [i for i, block in self.blocks.items() if not self.in_use(block)]
+
+    def evict_one(self) -> int:
+        candidates = [
+            EvictionCandidate(block_id, self.blocks[block_id].used_at, self.blocks[block_id].uses)
+            for block_id in self.cached()
+            if not self.children(self.blocks[block_id])
+        ]
+        (victim,) = evict(self.order, candidates, 1)
+        del self.blocks[victim]
+        return victim
+
+
+paths = st.lists(st.integers(0, 2), min_size=1, max_size=5).map(tuple)
+
+
+class PoolMachine(RuleBasedStateMachine):
+    @initialize(order=st.sampled_from(EvictionOrder))
+    def start(self, order):
+        self.pool = BlockPool(BLOCKS, eviction=order)
+        self.model = PoolModel(order)
+        self.directory = Directory()
+        self.next_number = 1
+        self.generations = [0] * BLOCKS
+
+    def pinned(self) -> list[int]:
+        return sorted(i for i, block in self.model.blocks.items() if block.pins)
+
+    def fresh(self) -> list[int]:
+        return sorted(i for i in self.pinned() if self.model.blocks[i].block_hash is None)
+
+    @rule(count=st.integers(0, BLOCKS + 1))
+    def allocate(self, count):
+        free = BLOCKS - len(self.model.blocks)
+        if count > free + len(self.model.cached()):
+            with pytest.raises(NoBlocksError, match=f"^{count} blocks"):
+                self.pool.allocate(count)
+            return
+        for _ in range(count - free):
+            self.model.evict_one()
+        block_ids = self.pool.allocate(count)
+        assert len(set(block_ids)) == count
+        assert not set(block_ids) & set(self.model.blocks)
+        for block_id in block_ids:
+            self.model.blocks[block_id] = ModelBlock(pins=1)
+            assert self.pool.generation(block_id) > self.generations[block_id]
+
+    @precondition(lambda self: self.fresh())
+    @rule(data=st.data(), path=paths)
+    def store(self, data, path):
+        block_id = data.draw(st.sampled_from(self.fresh()))
+        block_hash, parent = node_hash(path), parent_of(path)
+        expected = self.model.id_of(block_hash) is None and (
+            parent is None or self.model.id_of(parent) is not None
+        )
+        assert self.pool.store(block_id, block_hash, parent) is expected
+        if expected:
+            block = self.model.blocks[block_id]
+            block.block_hash, block.parent = block_hash, parent
+            block.used_at, block.uses = self.model.clock, 1
+
+    @rule(path=paths)
+    def acquire(self, path):
+        self.model.clock += 1
+        expected = []
+        for block_hash in chain(path):
+            block_id = self.model.id_of(block_hash)
+            if block_id is None:
+                break
+            expected.append(block_id)
+        assert self.pool.match(chain(path)) == len(expected)
+        assert self.pool.acquire(chain(path)) == expected
+        for block_id in expected:
+            block = self.model.blocks[block_id]
+            block.pins, block.uses, block.used_at = block.pins + 1, block.uses + 1, self.model.clock
+
+    @precondition(lambda self: self.pinned())
+    @rule(data=st.data())
+    def retain(self, data):
+        block_ids = data.draw(st.lists(st.sampled_from(self.pinned()), max_size=3))
+        self.pool.retain(block_ids)
+        for block_id in block_ids:
+            self.model.blocks[block_id].pins += 1
+
+    @precondition(lambda self: self.pinned())
+    @rule(data=st.data())
+    def release(self, data):
+        block_ids = data.draw(st.lists(st.sampled_from(self.pinned()), unique=True))
+        self.pool.release(block_ids)
+        self.model.clock += 1
+        for block_id in block_ids:
+            block = self.model.blocks[block_id]
+            block.pins -= 1
+            block.used_at = self.model.clock
+            if not block.pins and block.block_hash is None:
+                del self.model.blocks[block_id]
+
+    @rule()
+    def follow_events(self):
+        first_number, events = self.pool.take_events()
+        assert first_number == self.next_number
+        self.next_number += len(events)
+        for event in events:
+            self.directory.apply(POOL, event)
+        replica = Directory()
+        as_of, blocks = self.pool.inventory()
+        replica.replace(POOL, blocks)
+        assert as_of == self.next_number - 1
+        assert self.directory.blocks_of(POOL) == replica.blocks_of(POOL) == len(blocks)
+        for block_hash, _, _ in blocks:
+            assert self.directory.match(self.path_to(block_hash)) == replica.match(self.path_to(block_hash))
+
+    def path_to(self, block_hash: BlockHash) -> bytes:
+        return b"".join(chain(tuple(block_hash[: block_hash[15]])))
+
+    @rule()
+    def take_inventory_between_events(self):
+        """A follower that starts from an inventory and applies what comes after it misses nothing."""
+        as_of, blocks = self.pool.inventory()
+        self.directory.replace(POOL, blocks)
+        first_number, events = self.pool.take_events()
+        assert as_of == first_number + len(events) - 1
+        self.next_number = first_number + len(events)
+
+    @invariant()
+    def agrees_with_the_model(self):
+        self.pool.check_integrity()
+        cached = len(self.model.cached())
+        free = BLOCKS - len(self.model.blocks)
+        assert self.pool.stats() == PoolStats(BLOCKS, free, cached, BLOCKS - free - cached)
+        assert self.pool.available() == free + cached
+        held = {block.block_hash: block.parent for block in self.model.blocks.values() if block.block_hash}
+        blocks = self.pool._inventory.blocks()
+        assert {block_hash: parent for block_hash, parent, _ in blocks} == held
+        assert {tier for _, _, tier in blocks} <= {Tier.DRAM}
+        generations = [self.pool.generation(block_id) for block_id in range(BLOCKS)]
+        assert all(new >= old for new, old in zip(generations, self.generations, strict=True))
+        self.generations = generations
+
+    def teardown(self):
+        """Once everybody has released, everything is available, and can be given to one owner."""
+        if not hasattr(self, "pool"):
+            return
+        for block_id in self.pinned():
+            self.pool.release([block_id] * self.model.blocks[block_id].pins)
+        assert self.pool.stats().in_use == 0
+        self.pool.allocate(BLOCKS)
+        self.pool.check_integrity()
+        _, events = self.pool.take_events()
+        for event in events:
+            self.directory.apply(POOL, event)
+        assert self.directory.blocks_of(POOL) == 0
+        assert all(event.action is not BlockAction.MOVED for event in events)
+
+
+PoolMachine.TestCase.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
+TestPool = PoolMachine.TestCase
