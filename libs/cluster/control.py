@@ -37,7 +37,8 @@ class Lease(Protocol):
     async def keep_alive(self) -> bool:
         """Renew once; False where the lease is gone. Raises DisconnectedError where etcd is away."""
 
-    async def revoke(self) -> None: ...
+    async def revoke(self) -> None:
+        """End it now, and its keys with it; one that is gone already is no error."""
 
 
 class ControlPlane(Protocol):
@@ -50,17 +51,21 @@ class ControlPlane(Protocol):
 
     async def get_prefix(self, prefix: str) -> dict[str, bytes]: ...
 
-    async def put(self, key: str, value: bytes, lease: Lease | None = None) -> None: ...
+    async def put(self, key: str, value: bytes, lease: Lease | None = None) -> None:
+        """Under a lease the key goes when the lease goes. LeaseLostError where it is gone already."""
 
     async def put_if_absent(self, key: str, value: bytes) -> bytes:
         """The value that stands afterwards: ours, or the one that was there."""
 
-    async def delete(self, key: str) -> None: ...
+    async def delete(self, key: str) -> None:
+        """Deleting what is not there changes nothing."""
 
-    async def grant_lease(self, ttl_s: float) -> Lease: ...
+    async def grant_lease(self, ttl_s: float) -> Lease:
+        """A lease of `ttl_s` or, where the servers round, a little more: see `Lease.ttl_s`."""
 
     def watch_prefix(self, prefix: str) -> AsyncIterator[WatchEvent]:
         """A Listing, then changes in order. After an outage or a compaction it starts over with a
-        Listing; it never ends by itself and never raises for an outage."""
+        Listing; it ends only with `close` and never raises for an outage."""
 
-    async def close(self) -> None: ...
+    async def close(self) -> None:
+        """End the watches and let the connection go. What calls still run fail."""

@@ -40,6 +40,10 @@ class DisconnectedError(RetryableError):
     """Our own connection to the bus or the control plane is down."""
 
 
+class LeaseLostError(RetryableError):
+    """The lease that a key should hang on is gone; grant a new one."""
+
+
 class LostError(MoonpoolError):
     """The peer died, or was silent for too long to be waited for."""
 

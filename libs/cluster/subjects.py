@@ -34,3 +34,14 @@ def instance(instance: InstanceId) -> str:
 
 def stream(gateway: InstanceId) -> str:
     return f"{PREFIX}.stream.{gateway}"
+
+
+_FAMILIES = frozenset(
+    {"schedule", "decision", "load", "kv", "kv_inventory", "kvmeta", "instance", "stream"},
+)
+
+
+def family(subject: str) -> str:
+    """The kind of subject without its instance, as metrics label it: a bounded set of words."""
+    word = subject.removeprefix(f"{PREFIX}.").split(".", 1)[0]
+    return word if subject.startswith(f"{PREFIX}.") and word in _FAMILIES else "other"
