@@ -1,0 +1,44 @@
+"""EvictableBlocks gives up exactly what policy.evict says, and its heap stays bounded."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvpool.evictable import SLACK_ENTRIES, EvictableBlocks
+from policy.evict import EvictionCandidate, EvictionOrder, evict
+
+pytestmark = pytest.mark.unit
+
+candidates = st.builds(EvictionCandidate, st.integers(0, 20), st.integers(0, 5), st.integers(0, 3))
+changes = st.lists(st.one_of(candidates, st.integers(0, 20), st.none()), max_size=60)
+
+
+@given(st.sampled_from(EvictionOrder), changes)
+def test_the_victim_is_the_one_of_the_policy(order, operations):
+    """A candidate is added, a block id discarded, None takes out a victim."""
+    evictable, model = EvictableBlocks(order), {}
+    for operation in operations:
+        if isinstance(operation, EvictionCandidate):
+            evictable.discard(operation.block_id)
+            evictable.add(operation)
+            model[operation.block_id] = operation
+        elif operation is not None:
+            evictable.discard(operation)
+            model.pop(operation, None)
+        elif model:
+            (victim,) = evict(order, model.values(), 1)
+            assert evictable.pop() == victim
+            del model[victim]
+        assert len(evictable) == len(model)
+        assert all(block_id in evictable for block_id in model)
+        evictable.check_integrity()
+
+
+def test_blocks_that_come_and_go_do_not_pile_up():
+    evictable = EvictableBlocks(EvictionOrder.LRU)
+    for used_at in range(10_000):
+        evictable.discard(used_at % 10)
+        evictable.add(EvictionCandidate(used_at % 10, used_at, 1))
+    assert len(evictable) == 10
+    assert len(evictable._heap) <= 2 * 10 + SLACK_ENTRIES + 1
+    assert [evictable.pop() for _ in range(10)] == list(range(10))
