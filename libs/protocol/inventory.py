@@ -6,15 +6,13 @@ lost, late or repeated leads to a new inventory, never to a directory that stays
 
 from dataclasses import dataclass, replace
 
-from kvindex.core import BlockEvent, Tier
+from kvindex.core import BlockEvent
+from kvindex.inventory import HeldBlock
 
 HELD_EVENTS_MAX = 4096
 """Events kept while an inventory is under way; past it they are dropped, and asked for again."""
 RETRY_INTERVAL_S = 1.0
 """An inventory that did not come is asked for again after this."""
-
-InventoryBlock = tuple[bytes, bytes | None, Tier]
-"""(block hash, parent hash, tier)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +53,7 @@ class EventsCame:
 class InventoryCame:
     incarnation: int
     as_of_number: int
-    blocks: tuple[InventoryBlock, ...]
+    blocks: tuple[HeldBlock, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +80,7 @@ class Apply:
 class Replace:
     """Everything known of the instance is replaced by these blocks, parents first."""
 
-    blocks: tuple[InventoryBlock, ...]
+    blocks: tuple[HeldBlock, ...]
 
 
 @dataclass(frozen=True, slots=True)

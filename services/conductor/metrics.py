@@ -1,0 +1,36 @@
+"""What a conductor counts, beside what every service does."""
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+_DECISION_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
+
+
+class ConductorMetrics:
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.decisions = Counter(
+            "moonpool_conductor_decisions",
+            "Requests decided: placed, or the reason of the rejection",
+            ["outcome"],
+            registry=registry,
+        )
+        self.decision_s = Histogram(
+            "moonpool_conductor_decision_seconds",
+            "From a request's arrival to its decision, the prefix match included",
+            buckets=_DECISION_BUCKETS_S,
+            registry=registry,
+        )
+        self.matches = Counter(
+            "moonpool_conductor_matches",
+            "Prefix matches asked of kvmeta: answered, timeout, no_responder, failed",
+            ["outcome"],
+            registry=registry,
+        )
+        self.bookings = Gauge(
+            "moonpool_conductor_bookings", "Placements that no load snapshot shows yet", registry=registry
+        )
+        self.predicted_ttft_s = Histogram(
+            "moonpool_conductor_predicted_ttft_seconds",
+            "Time to the first token as predicted for placed requests",
+            buckets=(0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0),
+            registry=registry,
+        )

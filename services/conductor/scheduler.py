@@ -1,0 +1,162 @@
+"""One schedule request, from the bus to the answer: match, place, book, tell.
+
+The decision itself is `policy.place`. Between the view it read and its booking nothing else runs, so
+two requests that come together never both take the last free instance.
+"""
+
+from collections.abc import Callable, Sequence
+
+from cluster import subjects
+from cluster.bus import Bus, Received
+from cluster.errors import DeadlineError, NoResponderError, ProtocolError, RetryableError
+from cluster.logs import Logger
+from cluster.messages import MATCH_BLOCKS_MAX, Decision, MatchReply, MatchRequest
+from cluster.tracing import TraceContext
+from conductor.cluster_state import ClusterState
+from conductor.metrics import ConductorMetrics
+from kvhash import BLOCK_TOKENS, HASH_BYTES
+from kvindex.core import InstanceMatch
+from policy.core import Placement, Rejection, ScheduleRequest
+from policy.place import PlacementLimits, place
+
+
+class Scheduler:
+    def __init__(
+        self,
+        bus: Bus,
+        state: ClusterState,
+        limits: PlacementLimits,
+        metrics: ConductorMetrics,
+        log: Logger,
+        clock: Callable[[], float],
+        *,
+        match_timeout_ms: float,
+    ) -> None:
+        self._bus = bus
+        self._state = state
+        self._limits = limits
+        self._metrics = metrics
+        self._log = log
+        self._clock = clock
+        self._match_timeout_s = match_timeout_ms / 1e3
+        self._in_flight = 0
+
+    @property
+    def in_flight(self) -> int:
+        """Requests whose decision is under way."""
+        return self._in_flight
+
+    async def schedule(self, received: Received) -> Placement | Rejection:
+        """Handler of the schedule subject. ProtocolError where the request makes no sense."""
+        request = checked(received.body)
+        started_s = self._clock()
+        self._in_flight += 1
+        try:
+            matches = await self._match(request, received.trace)
+            decision = self._decide(request, matches)
+            self._metrics.decision_s.observe(self._clock() - started_s)
+            await self._tell(request, matches, decision, received.trace)
+        finally:
+            self._in_flight -= 1
+        return decision
+
+    async def _match(self, request: ScheduleRequest, trace: TraceContext | None) -> tuple[InstanceMatch, ...]:
+        """What kvmeta knows of the prompt; nothing where it does not answer in time."""
+        usable_blocks = (request.prompt_tokens - 1) // BLOCK_TOKENS
+        hashes = request.block_hashes[: usable_blocks * HASH_BYTES]
+        if not hashes:
+            return ()
+        try:
+            reply = await self._bus.request(
+                subjects.KVMETA_MATCH, MatchRequest(hashes), timeout_s=self._match_timeout_s, trace=trace
+            )
+            if not isinstance(reply, MatchReply):
+                raise ProtocolError(f"kvmeta answered a match with {type(reply).__name__}")
+        except (RetryableError, ProtocolError) as error:
+            self._metrics.matches.labels(_match_outcome(error)).inc()
+            self._log.warning(
+                "placing without prefixes",
+                request_id=request.request_id,
+                attempt=request.attempt,
+                error=error,
+            )
+            return ()
+        self._metrics.matches.labels("answered").inc()
+        return reply.matches
+
+    def _decide(self, request: ScheduleRequest, matches: Sequence[InstanceMatch]) -> Placement | Rejection:
+        decision = place(self._state.current(), request, matches, self._limits, self._clock())
+        if isinstance(decision, Placement):
+            self._state.book(decision, request.prompt_tokens)
+            self._metrics.decisions.labels("placed").inc()
+            self._metrics.predicted_ttft_s.observe(decision.predicted_ttft_ms / 1e3)
+        else:
+            self._metrics.decisions.labels(decision.reason.value).inc()
+        return decision
+
+    async def _tell(
+        self,
+        request: ScheduleRequest,
+        matches: tuple[InstanceMatch, ...],
+        decision: Placement | Rejection,
+        trace: TraceContext | None,
+    ) -> None:
+        """Log it and tell the other conductors. They miss a booking where the bus is down, no more."""
+        fields = {"request_id": request.request_id, "attempt": request.attempt}
+        if isinstance(decision, Placement):
+            placement, rejection = decision, None
+            self._log.info(
+                "placed",
+                **fields,
+                prefill=decision.prefill,
+                decode=decision.decode,
+                prefix_blocks=decision.prefix_blocks,
+                predicted_ttft_ms=decision.predicted_ttft_ms,
+            )
+        else:
+            placement, rejection = None, decision
+            self._log.info("rejected", **fields, reason=decision.reason, detail=decision.detail)
+        told = Decision(
+            request_id=request.request_id,
+            attempt=request.attempt,
+            prompt_tokens=request.prompt_tokens,
+            output_tokens_max=request.output_tokens_max,
+            last_block_hash=request.block_hashes[-HASH_BYTES:],
+            matches=matches,
+            placement=placement,
+            rejection=rejection,
+        )
+        try:
+            await self._bus.publish(subjects.DECISION, told, trace=trace)
+        except (RetryableError, ProtocolError) as error:
+            self._log.warning("decision not published", **fields, error=error)
+
+
+def checked(body: object) -> ScheduleRequest:
+    """The request, or ProtocolError naming the field and its limit."""
+    if not isinstance(body, ScheduleRequest):
+        raise ProtocolError(f"{type(body).__name__} is no schedule request")
+    if body.prompt_tokens < 1:
+        raise ProtocolError(f"prompt_tokens: {body.prompt_tokens}, must be at least 1")
+    if body.output_tokens_max < 1:
+        raise ProtocolError(f"output_tokens_max: {body.output_tokens_max}, must be at least 1")
+    if body.attempt < 0:
+        raise ProtocolError(f"attempt: {body.attempt}, must be at least 0")
+    blocks, rest = divmod(len(body.block_hashes), HASH_BYTES)
+    blocks_max = min(MATCH_BLOCKS_MAX, body.prompt_tokens // BLOCK_TOKENS)
+    if rest or blocks > blocks_max:
+        raise ProtocolError(
+            f"block_hashes: {len(body.block_hashes)} bytes, must be {HASH_BYTES} for each of at most "
+            f"{blocks_max} full blocks"
+        )
+    return body
+
+
+def _match_outcome(error: Exception) -> str:
+    match error:
+        case DeadlineError():
+            return "timeout"
+        case NoResponderError():
+            return "no_responder"
+        case _:
+            return "failed"

@@ -1,0 +1,23 @@
+"""Waiting in tests for what other tasks of the loop will do."""
+
+import asyncio
+from collections.abc import Callable
+
+WAIT_S_MAX = 5.0
+
+
+class Clock:
+    """A clock that stands until it is moved."""
+
+    def __init__(self, now_s: float = 100.0) -> None:
+        self.now_s = now_s
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+async def eventually(condition: Callable[[], object]) -> None:
+    """Return as soon as `condition()` is true; TimeoutError after WAIT_S_MAX."""
+    async with asyncio.timeout(WAIT_S_MAX):
+        while not condition():  # noqa: ASYNC110  # what it waits for is another room's state, without an event
+            await asyncio.sleep(0.001)

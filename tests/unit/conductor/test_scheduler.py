@@ -1,0 +1,275 @@
+import asyncio
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from tests.support.eventually import Clock, eventually
+from tests.support.records import gateway, registry, worker
+from tests.support.views import D1, D2, P1, P2, queued, request, snapshot
+
+from cluster import subjects
+from cluster.errors import RetryableError
+from cluster.logs import Level, Logger
+from cluster.messages import Decision, MatchReply, MatchRequest
+from cluster.metrics import ServiceMetrics
+from cluster.testing import FakeBroker, FakeBus
+from conductor.cluster_state import ClusterState
+from conductor.metrics import ConductorMetrics
+from conductor.scheduler import Scheduler
+from kvindex.core import InstanceMatch
+from policy.core import Placement, Rejection, RejectReason, Role
+from policy.place import PlacementLimits
+from policy.predict import prefill_backlogs
+
+pytestmark = pytest.mark.unit
+
+HASHES = bytes(range(16)) * 62
+QUAD = registry(
+    worker("p1", Role.PREFILL),
+    worker("p2", Role.PREFILL),
+    worker("d1", Role.DECODE),
+    worker("d2", Role.DECODE),
+    gateway("g1"),
+)
+ASK_TIMEOUT_S = 5.0
+
+
+class Conductor:
+    """State and scheduler on a bus of their own, as the app puts them together."""
+
+    def __init__(self, broker: FakeBroker, name: str, clock: Clock, match_timeout_ms: float = 2000) -> None:
+        self.bus: FakeBus = broker.bus(name)
+        self.metrics = ServiceMetrics()
+        log = Logger(Level.ERROR)
+        self.state = ClusterState(self.bus, log, clock, booking_ttl_s=10.0, describe_timeout_s=1.0)
+        self.scheduler = Scheduler(
+            self.bus,
+            self.state,
+            PlacementLimits(),
+            ConductorMetrics(self.metrics.registry),
+            log,
+            clock,
+            match_timeout_ms=match_timeout_ms,
+        )
+
+    async def start(self, subject: str = subjects.SCHEDULE) -> None:
+        await self.state.start()
+        self.state.registry_changed(QUAD)
+        await self.state.described()
+        await self.bus.subscribe(subject, self.scheduler.schedule, queue=subjects.CONDUCTOR_QUEUE)
+
+    def count(self, name: str, outcome: str) -> float:
+        return (
+            self.metrics.registry.get_sample_value(f"moonpool_conductor_{name}_total", {"outcome": outcome})
+            or 0
+        )
+
+
+class Stage:
+    """A broker with one conductor, something to ask from, and a kvmeta that answers as told."""
+
+    def __init__(self) -> None:
+        self.clock = Clock()
+        self.broker = FakeBroker()
+        self.gateway = self.broker.bus("g1")
+        self.kvmeta = self.broker.bus("kvmeta-1")
+        self.conductor = Conductor(self.broker, "conductor-1", self.clock)
+        self.asked_of_kvmeta: list[bytes] = []
+
+    async def answer_matches(self, *matches: InstanceMatch) -> None:
+        async def match(received):
+            assert isinstance(received.body, MatchRequest)
+            self.asked_of_kvmeta.append(received.body.block_hashes)
+            return MatchReply(matches)
+
+        await self.kvmeta.subscribe(subjects.KVMETA_MATCH, match, queue=subjects.KVMETA_QUEUE)
+
+    async def ask(self, asked, subject: str = subjects.SCHEDULE):
+        return await self.gateway.request(subject, asked, timeout_s=ASK_TIMEOUT_S)
+
+    async def tell_load(self, load) -> None:
+        await self.broker.bus(load.instance).publish(subjects.load(load.instance), load)
+
+    async def decisions(self) -> list[Decision]:
+        heard: list[Decision] = []
+
+        async def hear(received):
+            heard.append(received.body)
+
+        await self.gateway.subscribe(subjects.DECISION, hear, concurrency_max=1)
+        return heard
+
+
+@pytest.fixture
+async def stage() -> Stage:
+    made = Stage()
+    await made.conductor.start()
+    return made
+
+
+async def test_places_by_what_kvmeta_knows(stage: Stage):
+    await stage.answer_matches(InstanceMatch(P2, 50))
+    placement = await stage.ask(request(block_hashes=HASHES))
+    assert isinstance(placement, Placement)
+    assert (placement.prefill, placement.source, placement.prefix_blocks) == (P2, P2, 50)
+    assert stage.asked_of_kvmeta == [HASHES]
+    assert stage.conductor.count("matches", "answered") == 1
+    assert stage.conductor.count("decisions", "placed") == 1
+
+
+async def test_never_asks_for_the_block_of_the_last_token(stage: Stage):
+    await stage.answer_matches()
+    await stage.ask(request(prompt_tokens=992, block_hashes=HASHES))
+    assert stage.asked_of_kvmeta == [HASHES[: 61 * 16]]
+
+
+async def test_no_full_block_asks_nobody(stage: Stage):
+    await stage.answer_matches()
+    assert isinstance(await stage.ask(request(prompt_tokens=16, block_hashes=HASHES[:16])), Placement)
+    assert stage.asked_of_kvmeta == []
+
+
+async def test_places_without_prefixes_where_no_kvmeta_listens(stage: Stage):
+    placement = await stage.ask(request(block_hashes=HASHES))
+    assert isinstance(placement, Placement)
+    assert placement.prefix_blocks == 0
+    assert stage.conductor.count("matches", "no_responder") == 1
+
+
+async def test_places_without_prefixes_where_kvmeta_is_too_slow():
+    stage = Stage()
+    stage.conductor = Conductor(stage.broker, "conductor-1", stage.clock, match_timeout_ms=10)
+    await stage.conductor.start()
+    released = asyncio.Event()
+
+    async def hang(received):
+        await released.wait()
+
+    await stage.kvmeta.subscribe(subjects.KVMETA_MATCH, hang, queue=subjects.KVMETA_QUEUE)
+    assert isinstance(await stage.ask(request(block_hashes=HASHES)), Placement)
+    assert stage.conductor.count("matches", "timeout") == 1
+    released.set()
+
+
+async def test_places_without_prefixes_where_kvmeta_fails(stage: Stage):
+    async def fail(received):
+        raise RuntimeError("broken")
+
+    await stage.kvmeta.subscribe(subjects.KVMETA_MATCH, fail, queue=subjects.KVMETA_QUEUE)
+    assert isinstance(await stage.ask(request(block_hashes=HASHES)), Placement)
+    assert stage.conductor.count("matches", "failed") == 1
+
+
+async def test_no_instance_for_the_model(stage: Stage):
+    rejection = await stage.ask(request(model="other"))
+    assert isinstance(rejection, Rejection)
+    assert rejection.reason is RejectReason.NO_INSTANCE
+    assert stage.conductor.count("decisions", "no_instance") == 1
+
+
+async def test_a_burst_is_shared_by_its_bookings(stage: Stage):
+    placements = await asyncio.gather(*(stage.ask(request(f"r{i}")) for i in range(8)))
+    assert Counter(placement.prefill for placement in placements) == {P1: 4, P2: 4}
+    assert {placement.decode for placement in placements} == {D1, D2}
+
+
+async def test_a_booking_ends_with_the_snapshot_that_lists_it(stage: Stage):
+    placement = await stage.ask(request("r"))
+    assert list(stage.conductor.state.current().bookings) == ["r"]
+    await stage.tell_load(snapshot(placement.prefill, queued=(queued("r", 1000, placement.decode),)))
+    await eventually(lambda: not stage.conductor.state.current().bookings)
+    backlog = prefill_backlogs(stage.conductor.state.current(), stage.clock())[placement.prefill]
+    assert backlog.requests == 1
+
+
+async def test_a_booking_runs_out(stage: Stage):
+    await stage.ask(request("r"))
+    stage.clock.now_s += 9.9
+    assert list(stage.conductor.state.current().bookings) == ["r"]
+    stage.clock.now_s += 0.2
+    assert not stage.conductor.state.current().bookings
+
+
+async def test_load_decides(stage: Stage):
+    await stage.tell_load(snapshot("p1", queued=(queued("a", 20_000),)))
+    await eventually(lambda: stage.conductor.state.current().instances[P1].load)
+    placements = [await stage.ask(request(f"r{i}")) for i in range(4)]
+    assert {placement.prefill for placement in placements} == {P2}
+
+
+async def test_publishes_each_decision_with_its_inputs(stage: Stage):
+    heard = await stage.decisions()
+    matches = (InstanceMatch(P2, 50),)
+    await stage.answer_matches(*matches)
+    placement = await stage.ask(request("a", block_hashes=HASHES))
+    rejection = await stage.ask(request("b", model="other"))
+    await eventually(lambda: len(heard) == 2)
+    assert heard[0] == Decision("a", 1, 1000, 64, HASHES[-16:], matches, placement=placement)
+    assert heard[1] == Decision("b", 1, 1000, 64, b"", (), rejection=rejection)
+
+
+async def test_conductors_book_each_others_placements(stage: Stage):
+    second = Conductor(stage.broker, "conductor-2", stage.clock)
+    await second.start(subjects.SCHEDULE_STANDBY)
+    for i in range(4):
+        await stage.ask(request(f"r{i}"))
+    await eventually(lambda: len(second.state.current().bookings) == 4)
+    assert second.state.current().bookings == stage.conductor.state.current().bookings
+    assert isinstance(await stage.ask(request("s"), subjects.SCHEDULE_STANDBY), Placement)
+    await eventually(lambda: "s" in stage.conductor.state.current().bookings)
+
+
+async def test_a_decision_that_cannot_be_published_still_stands(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+):
+    async def refuse(*_, **__):
+        raise RetryableError("full")
+
+    monkeypatch.setattr(stage.conductor.bus, "publish", refuse)
+    assert isinstance(await stage.ask(request()), Placement)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        request(prompt_tokens=0),
+        request(output_tokens_max=0),
+        request(attempt=-1),
+        request(block_hashes=b"short"),
+        request(prompt_tokens=31, block_hashes=HASHES[:32]),
+        request(prompt_tokens=1_000_000, block_hashes=bytes(16 * 16_385)),
+    ],
+)
+async def test_bad_requests_are_refused_and_the_conductor_lives_on(stage: Stage, bad):
+    with pytest.raises(RetryableError, match="must be"):
+        await stage.ask(bad)
+    assert isinstance(await stage.ask(request()), Placement)
+    assert stage.conductor.scheduler.in_flight == 0
+
+
+async def test_a_load_snapshot_of_somebody_else_is_refused(stage: Stage):
+    await stage.gateway.publish(subjects.load(P1), snapshot("p1", queued=(queued("a", 20_000),)))
+    await stage.tell_load(snapshot("p2"))
+    await eventually(lambda: stage.conductor.state.current().instances[P2].load)
+    assert stage.conductor.state.current().instances[P1].load is None
+
+
+async def test_new_instances_are_asked_for_their_load():
+    stage = Stage()
+    told = replace(snapshot("p1", queued=(queued("a", 5),)), requests=7)
+    worker_bus = stage.broker.bus("p1")
+
+    async def describe(received):
+        return told
+
+    await worker_bus.subscribe(subjects.instance(P1), describe)
+    await stage.conductor.start()
+    assert stage.conductor.state.current().instances[P1].load == told
+    assert "g1" not in stage.conductor.state.current().instances
+
+
+async def test_a_removed_instance_gets_nothing(stage: Stage):
+    left = {name: record for name, record in QUAD.items() if name not in (P1, D2)}
+    stage.conductor.state.registry_changed(left)
+    placements = [await stage.ask(request(f"r{i}")) for i in range(6)]
+    assert {(placement.prefill, placement.decode) for placement in placements} == {(P2, D1)}
