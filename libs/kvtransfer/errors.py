@@ -1,0 +1,53 @@
+"""What can go wrong with a transfer, by who can do something about it.
+
+`RetryableTransferError`: the same call may succeed if it is made again (on a new connection).
+Every other `TransferError` fails the same way each time: the caller or the peer is wrong.
+"""
+
+
+class TransferError(Exception):
+    """Base of everything this library raises on purpose."""
+
+    retryable: bool = False
+
+
+class RetryableTransferError(TransferError):
+    """The call failed for a reason that may pass."""
+
+    retryable = True
+
+
+class PeerLostError(RetryableTransferError):
+    """The peer is not reachable, died, or closed the connection in the middle."""
+
+
+class TransferTimeout(RetryableTransferError):
+    """The deadline of the call passed. Bytes of a write may have landed in part."""
+
+
+class BusyError(RetryableTransferError):
+    """A named limit on work in flight is reached, here or at the peer."""
+
+
+class GrantError(TransferError):
+    """The grant does not cover this access: unknown, revoked, another peer, generation or range."""
+
+
+class RangeError(TransferError):
+    """Ranges are malformed, leave their region, or the two sides differ in length."""
+
+
+class AuthError(TransferError):
+    """The peer does not know the cluster secret, or does not believe that we do."""
+
+
+class FrameError(TransferError):
+    """The peer sent what the protocol does not allow; the connection is closed."""
+
+
+class DescriptorError(TransferError):
+    """A descriptor does not parse or names no transport that this endpoint speaks."""
+
+
+class EndpointClosedError(TransferError):
+    """The endpoint is closed or was never started."""

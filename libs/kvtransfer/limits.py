@@ -1,0 +1,56 @@
+"""The bounds of an endpoint. What both ends must agree on is a constant, the rest a field of `Limits`."""
+
+from dataclasses import asdict, dataclass
+
+RANGES_MAX = 65_536
+"""Ranges in one call, after neighbours are joined. Part of the protocol: it bounds a request frame."""
+
+REGION_BYTES_MAX = 1 << 44
+"""Size of one region. RANGES_MAX times this fits in an int64, so lengths are summed without overflow."""
+
+NAME_BYTES_MAX = 255
+TOKEN_BYTES_MAX = 128
+DESCRIPTOR_CHARS_MAX = 4096
+SECRET_BYTES_MIN = 16
+
+CHUNK_BYTES_MAX = 4 << 20
+"""Payload of one data frame. A receiver accepts this much; a sender makes them `turn_bytes` at most."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Bounds of one endpoint; all are > 0.
+
+    turn_bytes              bytes moved for one connection before the event loop gets its turn
+    transfers_in_flight_max calls of one peer that are on the wire at once
+    bytes_in_flight_max     their bytes together; a larger call goes alone
+    transfers_waiting_max   calls of one peer that wait for room; more fail with BusyError
+    transfers_served_max    requests of one connection that are served at once
+    connections_max         accepted and authenticated connections
+    handshakes_max          accepted connections that are not authenticated yet
+    handshake_s_max         time for a handshake
+    stall_s_max             a call that times out on a connection silent for this long closes it
+    grants_max              grants that are not revoked
+    regions_max             registered regions
+    peers_max               peers connected to; beyond it the one unused for longest is closed
+    """
+
+    turn_bytes: int = 1 << 20
+    transfers_in_flight_max: int = 64
+    bytes_in_flight_max: int = 1 << 30
+    transfers_waiting_max: int = 4096
+    transfers_served_max: int = 512
+    connections_max: int = 512
+    handshakes_max: int = 64
+    handshake_s_max: float = 5.0
+    stall_s_max: float = 5.0
+    grants_max: int = 65_536
+    regions_max: int = 1024
+    peers_max: int = 1024
+
+    def __post_init__(self) -> None:
+        for name, value in asdict(self).items():
+            if not value > 0:
+                raise ValueError(f"limit {name} must be > 0, not {value}")
+        if self.turn_bytes > CHUNK_BYTES_MAX:
+            raise ValueError(f"limit turn_bytes must be at most {CHUNK_BYTES_MAX}, not {self.turn_bytes}")

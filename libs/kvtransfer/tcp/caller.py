@@ -1,0 +1,159 @@
+"""The side of a connection that calls: our own writes and reads, pending by request number.
+
+Each announced request stays pending until the owner's DONE or ERROR, even if its caller gave up:
+only then is its number settled, and late payload of an abandoned read goes nowhere.
+"""
+
+import asyncio
+import socket
+import time
+
+from kvtransfer.errors import FrameError, PeerLostError, TransferError
+from kvtransfer.limits import Limits
+from kvtransfer.memory import Cursor, Ranges
+from kvtransfer.tcp import frames
+from kvtransfer.tcp.connection import Connection
+from kvtransfer.tcp.frames import Header, Kind
+from kvtransfer.tcp.inbox import Incoming
+from kvtransfer.tcp.outbox import Outgoing
+from kvtransfer.transport import LocalMemory
+
+CALLER_KINDS = frozenset((Kind.DATA, Kind.DONE, Kind.ERROR))
+"""What a caller receives."""
+
+_PENDING_PER_IN_FLIGHT = 4
+"""Pending requests for each that may be in flight; more abandoned ones mean that the peer stalls."""
+
+
+class _Pending:
+    """A request that is not settled: a write has no `incoming`, a read lands there."""
+
+    __slots__ = ("future", "incoming", "outgoing", "payload_bytes")
+
+    def __init__(self, outgoing: Outgoing, incoming: Incoming | None, payload_bytes: int) -> None:
+        self.future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.outgoing = outgoing
+        self.incoming = incoming
+        self.payload_bytes = payload_bytes
+
+
+class CallerLink:
+    """Our requests on one connection. Implements `transport.Link`; owns the socket that it is given."""
+
+    def __init__(self, sock: socket.socket, peer: str, limits: Limits) -> None:
+        self._connection = Connection(sock, peer, self, CALLER_KINDS, limits.turn_bytes)
+        self._limits = limits
+        self._last_request = 0
+        self._pending: dict[int, _Pending] = {}
+
+    @property
+    def closed(self) -> bool:
+        return self._connection.closed
+
+    def start(self) -> None:
+        self._connection.start()
+
+    async def write(self, source: LocalMemory, token: str, remote: Ranges) -> None:
+        request = self._next_request()
+        opening = frames.pack_request(Kind.WRITE, request, token, remote, source.payload_bytes)
+        outgoing = Outgoing(request, opening, Cursor(source.view, source.ranges))
+        await self._run(_Pending(outgoing, None, source.payload_bytes))
+
+    async def read(self, target: LocalMemory, token: str, remote: Ranges) -> None:
+        request = self._next_request()
+        opening = frames.pack_request(Kind.READ, request, token, remote, target.payload_bytes)
+        incoming = Incoming(request, target.payload_bytes, Cursor(target.view, target.ranges))
+        await self._run(_Pending(Outgoing(request, opening, None), incoming, target.payload_bytes))
+
+    def close_if_stalled(self) -> None:
+        silent_s = time.monotonic() - self._connection.progress_at_s
+        if silent_s >= self._limits.stall_s_max:
+            self._connection.close(PeerLostError(f"{self._connection.peer} stalls for {silent_s:.1f} s"))
+
+    def close(self) -> None:
+        self._connection.close(PeerLostError(f"the connection to {self._connection.peer} was closed"))
+
+    def incoming(self, request: int, count: int) -> Incoming:
+        pending = self._pending.get(request)
+        if pending is None or pending.incoming is None:
+            raise FrameError(f"DATA for request {request}, which is no read in progress")
+        return pending.incoming
+
+    def on_payload(self, incoming: Incoming) -> None:
+        """A read ends with the owner's DONE, not with its last byte: a revoke may come between."""
+
+    def on_sent(self, outgoing: Outgoing) -> None:
+        """A write ends with the owner's DONE."""
+
+    def on_frame(self, header: Header, body: bytearray) -> None:
+        pending = self._pending.get(header.request)
+        if pending is None:
+            raise FrameError(f"answer to request {header.request}, which is not pending")
+        error: TransferError | None = None
+        if header.kind is Kind.DONE:
+            self._check_done(pending, frames.parse_done(body))
+        else:
+            error = frames.parse_error(body)
+        # A malformed answer raised above, while the request is still among those that the close fails.
+        del self._pending[header.request]
+        _settle(pending.future, error)
+        if error is not None:
+            self._stop(pending)
+
+    def on_closed(self, error: TransferError) -> None:
+        pending, self._pending = self._pending, {}
+        for entry in pending.values():
+            _settle(entry.future, error)
+
+    def _next_request(self) -> int:
+        pending_max = _PENDING_PER_IN_FLIGHT * self._limits.transfers_in_flight_max
+        if len(self._pending) >= pending_max:
+            self._connection.close(PeerLostError(f"{self._connection.peer} left {pending_max} requests open"))
+        if self._connection.closed:
+            raise PeerLostError(f"the connection to {self._connection.peer} is closed")
+        self._last_request += 1
+        return self._last_request
+
+    async def _run(self, pending: _Pending) -> None:
+        request = pending.outgoing.request
+        self._pending[request] = pending
+        self._connection.send(pending.outgoing)
+        try:
+            await pending.future
+        except asyncio.CancelledError:
+            if self._pending.get(request) is pending:
+                self._abandon(pending)
+            raise
+
+    def _abandon(self, pending: _Pending) -> None:
+        """The caller gave up while the owner still works on it."""
+        self._stop(pending)
+        if not pending.outgoing.announced:
+            del self._pending[pending.outgoing.request]
+        elif pending.incoming is not None and pending.outgoing.batched:
+            self._connection.send_frame(frames.pack_abort(pending.outgoing.request))
+
+    def _stop(self, pending: _Pending) -> None:
+        """Touch the local memory no more; tell the owner if payload that it waits for will not come."""
+        if pending.incoming is not None:
+            pending.incoming.stop_landing()
+        outgoing = pending.outgoing
+        self._connection.withdraw(outgoing)
+        if outgoing.announced and not outgoing.batched:
+            self._connection.send_frame(frames.pack_abort(outgoing.request))
+
+    def _check_done(self, pending: _Pending, done_bytes: int) -> None:
+        incoming = pending.incoming
+        complete = incoming.remaining == 0 if incoming is not None else pending.outgoing.batched
+        if not complete or done_bytes != pending.payload_bytes:
+            raise FrameError(f"{self._connection.peer} says DONE before it is")
+
+
+def _settle(future: asyncio.Future[None], error: TransferError | None) -> None:
+    """Give the result, unless the caller gave up."""
+    if future.done():
+        return
+    if error is None:
+        future.set_result(None)
+    else:
+        future.set_exception(error)

@@ -1,0 +1,155 @@
+"""One authenticated socket in the event loop: moves bytes between it, an inbox and an outbox.
+
+Each time the loop calls, at most `turn_bytes` move in one direction; then others have their turn.
+"""
+
+import asyncio
+import logging
+import socket
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from kvtransfer.errors import PeerLostError, TransferError
+from kvtransfer.tcp.frames import Kind
+from kvtransfer.tcp.inbox import FrameHandler, Inbox
+from kvtransfer.tcp.outbox import Outbox, Outgoing
+
+_log = logging.getLogger(__name__)
+
+
+class ConnectionHandler(FrameHandler, Protocol):
+    """What the caller's and the owner's side do with a connection."""
+
+    def on_sent(self, outgoing: Outgoing) -> None:
+        """All its bytes are with the kernel."""
+        ...
+
+    def on_closed(self, error: TransferError) -> None:
+        """Called once, last."""
+        ...
+
+
+class Connection:
+    """Owns the socket from `start` to `close`."""
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        peer: str,
+        handler: ConnectionHandler,
+        kinds: frozenset[Kind],
+        turn_bytes: int,
+    ) -> None:
+        self.peer = peer
+        self._loop = asyncio.get_running_loop()
+        self._sock = sock
+        self._handler = handler
+        self._turn_bytes = turn_bytes
+        self._inbox = Inbox(handler, kinds)
+        self._outbox = Outbox(turn_bytes)
+        self._writer_armed = False
+        self._in_turn = False
+        self.closed = False
+        self.progress_at_s = time.monotonic()
+
+    def start(self) -> None:
+        self._loop.add_reader(self._sock, self._on_readable)
+
+    def send_frame(self, frame: bytes) -> None:
+        self._outbox.add_frame(frame)
+        self._flush_soon()
+
+    def send(self, outgoing: Outgoing) -> None:
+        self._outbox.add(outgoing)
+        self._flush_soon()
+
+    def withdraw(self, outgoing: Outgoing) -> None:
+        """From now on no byte of its memory is read."""
+        self._outbox.withdraw(outgoing)
+
+    def close(self, error: TransferError) -> None:
+        """Close at once; again is harmless."""
+        if self.closed:
+            return
+        self.closed = True
+        self._loop.remove_reader(self._sock)
+        if self._writer_armed:
+            self._loop.remove_writer(self._sock)
+        self._inbox.drop()
+        self._outbox.drop()
+        self._sock.close()
+        self._handler.on_closed(error)
+
+    def _on_readable(self) -> None:
+        self._turn(self._receive)
+
+    def _on_writable(self) -> None:
+        self._turn(lambda: None)
+
+    def _flush_soon(self) -> None:
+        # Within a turn the flush at its end takes all frames together; while the socket is full the
+        # loop will call.
+        if not self._in_turn and not self._writer_armed and not self.closed:
+            self._turn(lambda: None)
+
+    def _turn(self, step: Callable[[], None]) -> None:
+        """One step and the sending that it caused; any error in it ends this connection only."""
+        self._in_turn = True
+        try:
+            step()
+            if not self.closed:
+                self._flush()
+        except TransferError as error:
+            self.close(error)
+        except OSError as error:
+            self.close(PeerLostError(f"connection to {self.peer} lost: {error}"))
+        except Exception as error:
+            _log.exception("connection to %s fails on a defect of our own", self.peer)
+            self.close(PeerLostError(f"connection to {self.peer} failed: {error!r}"))
+        finally:
+            self._in_turn = False
+
+    def _receive(self) -> None:
+        left = self._turn_bytes
+        while left > 0 and not self.closed:
+            buffers = self._inbox.buffers(left)
+            try:
+                count = self._sock.recvmsg_into(buffers)[0]
+            except (BlockingIOError, InterruptedError):
+                return
+            if count == 0:
+                raise PeerLostError(f"{self.peer} closed the connection")
+            self.progress_at_s = time.monotonic()
+            self._inbox.received(count)
+            if count < sum(map(len, buffers)):
+                return
+            left -= count
+
+    def _flush(self) -> None:
+        left = self._turn_bytes
+        while not self.closed:
+            buffers = self._outbox.buffers()
+            if not buffers:
+                self._arm_writer(False)
+                return
+            if left <= 0:
+                break
+            try:
+                count = self._sock.sendmsg(buffers)
+            except (BlockingIOError, InterruptedError):
+                break
+            self.progress_at_s = time.monotonic()
+            left -= count
+            for outgoing in self._outbox.sent(count):
+                self._handler.on_sent(outgoing)
+        self._arm_writer(True)
+
+    def _arm_writer(self, armed: bool) -> None:
+        if self.closed or armed == self._writer_armed:
+            return
+        self._writer_armed = armed
+        if armed:
+            self._loop.add_writer(self._sock, self._on_writable)
+        else:
+            self._loop.remove_writer(self._sock)

@@ -1,0 +1,77 @@
+"""What a transport is to the endpoint: a way to listen, a way to dial, and a promise about revocation.
+
+tcp is the first; others (shared memory, RDMA) fit the same protocols. A transport asks the grant
+table of `TransportContext` before it lets a peer touch memory, and counts there what landed.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from kvtransfer.grants import Grant, GrantTable
+from kvtransfer.limits import Limits
+from kvtransfer.memory import Ranges
+from kvtransfer.statistics import Statistics
+
+Address = Mapping[str, str | int]
+"""How to reach a transport, as it stands in a descriptor: JSON scalars, `kind` names the transport."""
+
+
+@dataclass(frozen=True, slots=True)
+class LocalMemory:
+    """The caller's side of a call: checked ranges of one region."""
+
+    view: memoryview
+    ranges: Ranges
+    payload_bytes: int
+
+
+class Link(Protocol):
+    """A live, authenticated way to one peer. Its calls end by result, by error or by cancellation;
+    after that no byte of the local memory is read or written any more."""
+
+    @property
+    def closed(self) -> bool: ...
+
+    async def write(self, source: LocalMemory, token: str, remote: Ranges) -> None:
+        """Returns when all bytes are visible at the peer."""
+        ...
+
+    async def read(self, target: LocalMemory, token: str, remote: Ranges) -> None:
+        """Returns when all bytes are here."""
+        ...
+
+    def close_if_stalled(self) -> None:
+        """A call on it ran out of time: close it if nothing moved for `stall_s_max`."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Transport(Protocol):
+    """One kind of link, listening and dialling."""
+
+    async def start(self) -> Address:
+        """Listen; the address goes into the descriptor."""
+        ...
+
+    async def dial(self, address: Address, peer: str) -> Link:
+        """A new link to the named peer. Raises PeerLostError, AuthError, BusyError, FrameError."""
+        ...
+
+    async def quiesce(self, grant: Grant) -> None:
+        """The grant is revoked: after this returns no byte of it lands or leaves."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class TransportContext:
+    """What an endpoint lends its transports."""
+
+    name: str
+    secret: bytes
+    limits: Limits
+    grants: GrantTable
+    statistics: Statistics
