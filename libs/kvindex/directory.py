@@ -6,7 +6,7 @@ doubling and halving, instead of walking the prompt. Knows neither event numbers
 """
 
 from collections.abc import Iterable, Iterator
-from itertools import groupby, takewhile
+from itertools import islice
 from typing import cast
 
 from kvhash import HASH_BYTES, BlockHash, HashInputError, unpack
@@ -156,24 +156,29 @@ class Directory:
         tier = inventory.only_tier()
         if tier is not None:
             return InstanceMatch(instance, prefix_blocks, (TierRun(tier, prefix_blocks),))
-        held = takewhile(inventory.__contains__, (hashes[index] for index in range(prefix_blocks)))
-        runs = tuple(TierRun(tier, sum(1 for _ in run)) for tier, run in groupby(map(inventory.tier, held)))
+        runs = inventory.tier_runs(hashes.first(prefix_blocks))
         return InstanceMatch(instance, sum(run.blocks for run in runs), runs)
 
 
 class _PackedHashes:
     """A packed list of hashes, of which only those that are asked for are cut out."""
 
-    __slots__ = ("_packed", "blocks")
+    __slots__ = ("_packed", "_unpacked", "blocks")
 
     def __init__(self, packed: bytes) -> None:
         if len(packed) % HASH_BYTES:
             raise HashInputError(f"block hashes: {len(packed)} bytes, not a multiple of {HASH_BYTES}")
         self._packed = packed
+        self._unpacked: list[BlockHash] | None = None
         self.blocks = len(packed) // HASH_BYTES
 
     def __getitem__(self, index: int) -> BlockHash:
         return cast(BlockHash, self._packed[index * HASH_BYTES : (index + 1) * HASH_BYTES])
+
+    def first(self, blocks: int) -> Iterator[BlockHash]:
+        if self._unpacked is None:
+            self._unpacked = unpack(self._packed)
+        return islice(self._unpacked, blocks)
 
 
 def _single_bits(bits: int) -> Iterator[int]:

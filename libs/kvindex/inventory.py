@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from kvhash import BlockHash
-from kvindex.core import Tier
+from kvindex.core import Tier, TierRun
 
 HeldBlock: TypeAlias = tuple[BlockHash, BlockHash | None, Tier]
 """A block, its parent (None for the first block of a prompt) and where it lies."""
@@ -94,6 +94,23 @@ class Inventory:
     def only_tier(self) -> Tier | None:
         """The tier in which every block lies, None where they lie in several or there is none."""
         return next(iter(self._tier_blocks)) if len(self._tier_blocks) == 1 else None
+
+    def tier_runs(self, chain: Iterable[BlockHash]) -> tuple[TierRun, ...]:
+        """Where the leading held blocks of a chain lie, neighbours of one tier together. O(chain)."""
+        runs: list[TierRun] = []
+        tier, blocks = None, 0
+        for block_hash in chain:
+            node = self._nodes.get(block_hash)
+            if node is None:
+                break
+            if node.tier is not tier:
+                if tier is not None:
+                    runs.append(TierRun(tier, blocks))
+                tier, blocks = node.tier, 0
+            blocks += 1
+        if tier is not None:
+            runs.append(TierRun(tier, blocks))
+        return tuple(runs)
 
     def blocks(self) -> list[HeldBlock]:
         """All blocks, parents first; looks at every block."""

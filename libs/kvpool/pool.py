@@ -55,6 +55,8 @@ class BlockPool:
         """ValueError where `blocks` is below 1 or `eviction` is no EvictionOrder."""
         if blocks < 1:
             raise ValueError(f"blocks: {blocks}, at least 1")
+        if eviction not in tuple(EvictionOrder):
+            raise ValueError(f"eviction: {eviction!r}, one of {', '.join(EvictionOrder)}")
         self._tier = tier
         self._blocks = [_Block() for _ in range(blocks)]
         # Taken from the end: the block that was freed last is given first, its pages are warm.

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvhash import BlockHash
-from kvindex.core import Tier
+from kvindex.core import Tier, TierRun
 from kvindex.inventory import Inventory, InventoryError
 
 pytestmark = pytest.mark.unit
@@ -77,6 +77,17 @@ def test_moving_keeps_the_order_and_tells_when_one_tier_is_left():
         (D, C, Tier.DRAM),
     ]
     assert Inventory().only_tier() is None
+
+
+def test_the_tiers_of_a_chain_are_told_up_to_the_first_block_that_is_not_held():
+    inventory = build()
+    assert inventory.tier_runs([A, C, D, B]) == (
+        TierRun(Tier.DRAM, 2),
+        TierRun(Tier.SSD, 1),
+        TierRun(Tier.DRAM, 1),
+    )
+    assert inventory.tier_runs([A, BlockHash(b"x" * 16), D]) == (TierRun(Tier.DRAM, 1),)
+    assert inventory.tier_runs([]) == ()
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 6), st.integers(0, 6)), max_size=60))

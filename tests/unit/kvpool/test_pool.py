@@ -185,7 +185,10 @@ def test_a_stored_block_is_not_stored_again():
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [({"blocks": 0}, "blocks: 0, at least 1"), ({"blocks": 1, "eviction": "fifo"}, "fifo")],
+    [
+        ({"blocks": 0}, "blocks: 0, at least 1"),
+        ({"blocks": 1, "eviction": "fifo"}, "eviction: 'fifo', one of lru, lfu"),
+    ],
 )
 def test_bad_settings_are_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
