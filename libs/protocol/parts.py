@@ -5,7 +5,7 @@ The receiver's buffer is bounded in requests, bytes and time; what is over a bou
 
 from dataclasses import dataclass, field
 
-from cluster.messages import PromptPart
+from cluster.messages import PromptPart, Work
 from policy.core import RequestId
 
 PART_BYTES_MAX = 192 * 1024
@@ -78,6 +78,12 @@ class PartBuffer:
         if collected.parts != parts or len(collected.received) != parts:
             raise PartsError(f"prompt_parts is {parts}, but {len(collected.received)} parts came before it")
         return b"".join(collected.received[part] for part in range(parts))
+
+    def prompt_of(self, work: Work) -> bytes:
+        """The prompt of `work`, from the message itself or from the parts before it. Raises PartsError."""
+        if work.prompt_parts == 0:
+            return work.prompt_token_ids
+        return self.take(work.request_id, work.attempt, work.prompt_parts)
 
     @property
     def buffered_bytes(self) -> int:

@@ -261,12 +261,13 @@ def step(prefill: Prefill, event: Event, now_s: float) -> Outcome:
 
 def _computed(prefill: Prefill, event: Computed) -> Outcome:
     tell = TellFirstToken(event.first_token_id)
+    prefill = replace(prefill, first_token_id=event.first_token_id)
     if event.ending is not None:
         told: tuple[Effect, ...] = (tell, TellFinish(event.ending))
         return _done(prefill, Result.FINISHED, (*told, *_release(prefill), Free()))
     if prefill.reserved is None:
         return _done(prefill, Result.HANDED_OVER, (tell, CommitLocally()))
-    handing_over = replace(prefill, phase=Phase.HANDING_OVER, first_token_id=event.first_token_id)
+    handing_over = replace(prefill, phase=Phase.HANDING_OVER)
     return handing_over, (tell, FinishHandover())
 
 

@@ -36,7 +36,6 @@ class Hold:
     ends_at_s: float
     answer: Reserved | None = None
     owner: InstanceId | None = None
-    owner_incarnation: int = 0
     bytes_to_write: int = 0
     blocks_to_write: int = 0
     closed_by: RefusalReason = RefusalReason.UNKNOWN
@@ -63,14 +62,19 @@ def admit(hold: Hold | None, asked: Reserve) -> Admit | Reserved | Refused:
         return Admit(supersedes=hold.phase is not Phase.CLOSED)
     if hold.phase is Phase.CLOSED:
         return Refused(work.request_id, work.attempt, hold.closed_by)
-    assert hold.answer is not None
+    if hold.answer is None:
+        return Refused(work.request_id, work.attempt, RefusalReason.STALE, "decodes here already")
     return hold.answer
+
+
+def adopted(request_id: RequestId, attempt: int, now_s: float) -> Hold:
+    """Coupled: prefilled here, decoding here, without any reservation."""
+    return Hold(request_id, attempt, Phase.RUNNING, now_s)
 
 
 def reserve(
     answer: Reserved,
     owner: InstanceId,
-    owner_incarnation: int,
     blocks_to_write: int,
     bytes_to_write: int,
     now_s: float,
@@ -82,7 +86,6 @@ def reserve(
         now_s + answer.ttl_s,
         answer,
         owner,
-        owner_incarnation,
         bytes_to_write,
         blocks_to_write,
     )

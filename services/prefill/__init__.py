@@ -1,0 +1,1 @@
+"""The prefill service: computes prompts and hands their KV over. Its duty lives in `worker`."""

@@ -1,0 +1,123 @@
+"""A worker as a service: node and duties behind the lifecycle's hooks, for prefill, decode and both."""
+
+import asyncio
+from collections.abc import Mapping
+
+from aiohttp import web
+
+from cluster.bus import Handler, Received
+from cluster.messages import Accepted, Cancel, InstanceRecord, PromptPart, RefusalReason, Refused
+from cluster.service import ServiceContext
+from kvindex.core import InstanceId
+from policy.core import InstanceState, LoadSnapshot, Role
+from protocol.parts import PartBuffer, PartsError
+from worker.config import WorkerConfig
+from worker.decode_duty import DecodeDuty
+from worker.node import Node
+from worker.prefill_duty import PrefillDuty
+
+GATEWAY_GRACE_S = 10.0
+"""A gateway whose registration is gone for longer is lost; a lost lease alone is not enough."""
+
+
+class WorkerApp:
+    """`context.roles` says which duties it has; with both it is coupled and hands over to itself."""
+
+    def __init__(self, context: ServiceContext, config: WorkerConfig) -> None:
+        self._context = context
+        self._node = Node(context, config)
+        self._parts = PartBuffer()
+        self._decode = DecodeDuty(self._node, self._parts) if Role.DECODE in context.roles else None
+        adopt = self._decode.adopt if self._decode else None
+        self._prefill = PrefillDuty(self._node, self._parts, adopt) if Role.PREFILL in context.roles else None
+        self._state = InstanceState.SERVING
+
+    async def start(self) -> InstanceRecord:
+        await self._node.start()
+        for duty in (self._prefill, self._decode):
+            if duty is not None:
+                self._node.spawn(duty.run(), type(duty).__name__)
+        self._node.spawn(self._watch_gateways(), "watch gateways")
+        return self._context.record(
+            model=self._node.model,
+            blocks=self._node.pool.stats().blocks,
+            transfer=self._node.endpoint.descriptor(),
+        )
+
+    def handlers(self) -> Mapping[type, Handler]:
+        handlers: dict[type, Handler] = {Cancel: self._on_cancel, PromptPart: self._on_part}
+        for duty in (self._prefill, self._decode):
+            if duty is not None:
+                handlers.update(duty.handlers())
+        return handlers
+
+    def routes(self) -> tuple[web.RouteDef, ...]:
+        return ()
+
+    def load(self) -> LoadSnapshot:
+        queued = self._prefill.queued() if self._prefill else ()
+        running = self._decode.running() if self._decode else ()
+        stats = self._node.pool.stats()
+        self._node.metrics.show_pool(stats)
+        return LoadSnapshot(
+            instance=self._context.instance,
+            roles=self._context.roles,
+            state=self._state,
+            queued=queued,
+            running=running,
+            requests=len(queued) + len(running),
+            blocks=stats.blocks,
+            blocks_free=stats.free,
+            blocks_cached=stats.cached,
+            blocks_in_use=stats.in_use,
+            prefill_tokens_total=self._node.steps.prefill_tokens_total,
+            cached_tokens_total=self._node.cached_tokens_total,
+            decode_tokens_total=self._node.steps.decode_tokens_total,
+            cost=self._node.cost,
+        )
+
+    async def drain(self, deadline_s: float) -> None:
+        """Both duties refuse what is new; a prefill that hands over to itself ends first."""
+        self._state = InstanceState.DRAINING
+        self._context.load_changed()
+        duties = [duty for duty in (self._prefill, self._decode) if duty is not None]
+        await asyncio.gather(*(duty.drain(deadline_s) for duty in duties))
+
+    async def close(self) -> None:
+        await self._node.close()
+
+    async def _on_cancel(self, received: Received) -> Accepted:
+        cancel = received.body
+        assert isinstance(cancel, Cancel)
+        for duty in (self._prefill, self._decode):
+            if duty is not None:
+                duty.cancel(cancel.request_id, cancel.attempt)
+        return Accepted(cancel.request_id, cancel.attempt)
+
+    async def _on_part(self, received: Received) -> Accepted | Refused:
+        part = received.body
+        assert isinstance(part, PromptPart)
+        try:
+            self._parts.add(part, self._node.now_s())
+        except PartsError as error:
+            return Refused(part.request_id, part.attempt, RefusalReason.BAD_REQUEST, str(error))
+        return Accepted(part.request_id, part.attempt)
+
+    async def _watch_gateways(self) -> None:
+        """A lost gateway's requests are cancelled (DESIGN §3 step 11)."""
+        missing_since_s: dict[InstanceId, float] = {}
+        while True:
+            await asyncio.sleep(GATEWAY_GRACE_S / 10)
+            missing = self._gateways() - self._context.registry.instances.keys()
+            now_s = self._node.now_s()
+            missing_since_s = {gateway: missing_since_s.get(gateway, now_s) for gateway in missing}
+            for gateway, since_s in missing_since_s.items():
+                if now_s - since_s >= GATEWAY_GRACE_S:
+                    for duty in (self._prefill, self._decode):
+                        if duty is not None:
+                            duty.cancel_gateway(gateway)
+
+    def _gateways(self) -> set[InstanceId]:
+        """Gateways that wait for something from here."""
+        duties = [duty for duty in (self._prefill, self._decode) if duty is not None]
+        return {gateway for duty in duties for gateway in duty.gateways()}

@@ -1,0 +1,34 @@
+"""Settings of prefill, decode and coupled workers."""
+
+from dataclasses import dataclass, field
+
+from cluster.service import ServiceConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerConfig(ServiceConfig):
+    model_folder: str = field(default="", metadata={"help": "folder with config.json and safetensors"})
+    model_name: str = field(default="", metadata={"help": "name clients use; empty: the folder's name"})
+    dtype: str = field(default="float32", metadata={"help": "dtype of weights and KV"})
+    threads: int = field(default=1, metadata={"help": "threads of the engine", "min": 1, "max": 1024})
+    pool_bytes: int = field(
+        default=2 * 1024**3, metadata={"help": "bytes of KV blocks in DRAM", "min": 1024 * 1024}
+    )
+    step_tokens_max: int = field(
+        default=512, metadata={"help": "tokens computed in one step", "min": 16, "max": 65536}
+    )
+    batch_requests_max: int = field(
+        default=64, metadata={"help": "requests decoded in one step", "min": 1, "max": 4096}
+    )
+    queue_requests_max: int = field(
+        default=256, metadata={"help": "accepted requests waiting for prefill", "min": 1, "max": 65536}
+    )
+    prefill_requests_max: int = field(
+        default=4,
+        metadata={"help": "requests computed or handed over at once", "min": 1, "max": 256},
+    )
+    reservation_ttl_s: float = field(
+        default=10.0,
+        metadata={"help": "a reservation's life without renewal", "min": 0.1, "max": 600.0},
+    )
+    checksums: bool = field(default=True, metadata={"help": "checksum KV at both ends of a handover"})

@@ -1,0 +1,46 @@
+"""The one thread that owns every tensor: the event loop hands it whole steps and awaits them."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from engine.engine import Engine, SequenceStep, StepResult
+from policy.core import CostCoefficients
+
+ResultT = TypeVar("ResultT")
+
+
+class EngineThread:
+    """Calls run one after the other, never on the event loop's thread."""
+
+    def __init__(self, build: Callable[[], Engine]) -> None:
+        self._build = build
+        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine")
+        self._engine: Engine | None = None
+
+    async def start(self) -> None:
+        """Load the model on the engine's own thread."""
+        self._engine = await self._call(self._build)
+
+    async def run(
+        self, sequences: Sequence[SequenceStep], on_layer: Callable[[int], None] | None
+    ) -> StepResult:
+        """One step; `on_layer` is called on the engine's thread and must not block."""
+        engine = self._ready()
+        return await self._call(lambda: engine.run(sequences, on_layer))
+
+    async def profile(self, block_ids: Sequence[int]) -> CostCoefficients:
+        engine = self._ready()
+        return await self._call(lambda: engine.profile(block_ids))
+
+    async def close(self) -> None:
+        """Wait for the step under way, then end the thread."""
+        await asyncio.to_thread(self._executor.shutdown, wait=True, cancel_futures=True)
+
+    def _ready(self) -> Engine:
+        assert self._engine is not None, "start() was not awaited"
+        return self._engine
+
+    async def _call(self, function: Callable[[], ResultT]) -> ResultT:
+        return await asyncio.get_running_loop().run_in_executor(self._executor, function)

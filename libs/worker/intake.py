@@ -1,0 +1,89 @@
+"""What a request must fulfil before an instance touches it: pure checks that name field and limit."""
+
+import math
+from dataclasses import dataclass
+
+from cluster.messages import RefusalReason, Work
+from kvhash import BLOCK_TOKENS
+from protocol.order import TOKEN_ID_BYTES
+
+
+class WorkError(ValueError):
+    """This instance cannot do the work; the message names the field and the limit."""
+
+    def __init__(self, reason: RefusalReason, detail: str) -> None:
+        super().__init__(detail)
+        self.reason = reason
+        self.detail = detail
+
+
+@dataclass(frozen=True, slots=True)
+class WorkLimits:
+    """What this instance's model and pool can hold."""
+
+    fingerprint: str
+    vocab_size: int
+    context_tokens_max: int
+    blocks: int
+
+
+def check_work(work: Work, prompt_token_ids: bytes, limits: WorkLimits) -> None:
+    """Raises WorkError where `work` is malformed or does not fit."""
+    if work.fingerprint != limits.fingerprint:
+        raise WorkError(RefusalReason.WRONG_MODEL, f"fingerprint is {work.fingerprint[:64]!r}, not ours")
+    if work.attempt < 0:
+        raise _bad(f"attempt is {work.attempt}, must be at least 0")
+    if not (math.isfinite(work.deadline_s) and work.deadline_s > 0):
+        raise _bad(f"deadline_s is {work.deadline_s}, must be a positive number")
+    if work.prompt_tokens < 1 or len(prompt_token_ids) != work.prompt_tokens * TOKEN_ID_BYTES:
+        raise _bad(
+            f"prompt_tokens is {work.prompt_tokens}, prompt_token_ids has {len(prompt_token_ids)} bytes"
+        )
+    if len(work.output_token_ids) % TOKEN_ID_BYTES:
+        raise _bad(f"output_token_ids has {len(work.output_token_ids)} bytes, not a multiple of 4")
+    _check_sampling(work)
+    _check_size(work, limits)
+    _check_token_ids("prompt_token_ids", prompt_token_ids, limits.vocab_size)
+    _check_token_ids("output_token_ids", work.output_token_ids, limits.vocab_size)
+
+
+def _check_sampling(work: Work) -> None:
+    sampling = work.sampling
+    output_tokens = len(work.output_token_ids) // TOKEN_ID_BYTES
+    if sampling.output_tokens_max <= output_tokens:
+        raise _bad(
+            f"sampling.output_tokens_max is {sampling.output_tokens_max}, must be above the "
+            f"{output_tokens} tokens of output so far"
+        )
+    if not (math.isfinite(sampling.temperature) and sampling.temperature >= 0):
+        raise _bad(f"sampling.temperature is {sampling.temperature}, must be at least 0")
+    if not 0 < sampling.top_p <= 1:
+        raise _bad(f"sampling.top_p is {sampling.top_p}, must be above 0 and at most 1")
+    if sampling.top_k < 0 or sampling.output_tokens_min < 0:
+        raise _bad("sampling.top_k and sampling.output_tokens_min must be at least 0")
+
+
+def _check_size(work: Work, limits: WorkLimits) -> None:
+    """The context's last position may be sampled but needs no KV."""
+    tokens = work.prompt_tokens + len(work.output_token_ids) // TOKEN_ID_BYTES
+    if tokens >= limits.context_tokens_max:
+        raise _bad(f"{tokens} tokens leave no room in the context of {limits.context_tokens_max}")
+    most = min(work.prompt_tokens + work.sampling.output_tokens_max, limits.context_tokens_max)
+    if most // BLOCK_TOKENS + 1 > limits.blocks:
+        raise WorkError(
+            RefusalReason.NO_BLOCKS,
+            f"{most} tokens need more than all {limits.blocks} blocks of this instance",
+        )
+
+
+def _check_token_ids(field: str, packed: bytes, vocab_size: int) -> None:
+    if not packed:
+        return
+    token_ids = memoryview(packed).cast("i")
+    low, high = min(token_ids), max(token_ids)
+    if low < 0 or high >= vocab_size:
+        raise _bad(f"{field} holds {low if low < 0 else high}, must be 0 to {vocab_size - 1}")
+
+
+def _bad(detail: str) -> WorkError:
+    return WorkError(RefusalReason.BAD_REQUEST, detail)

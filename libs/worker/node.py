@@ -1,0 +1,144 @@
+"""One instance's engine, pool and transfer endpoint, put together once for its duties.
+
+Owns their start and end, and the tasks that run beside the duties. Knows no request.
+"""
+
+import asyncio
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+from cluster.service import ServiceContext
+
+from cluster.messages import ModelInfo, Work
+from engine.engine import Engine
+from engine.layout import KVLayout
+from engine.loader import load_model
+from engine.model_folder import ModelConfig
+from kvhash import BLOCK_TOKENS, Namespace, model_fingerprint, namespace
+from kvpool import Arena, BlockPool
+from kvtransfer import Endpoint
+from policy.core import CostCoefficients
+from policy.plan_step import StepLimits
+from worker.config import WorkerConfig
+from worker.engine_thread import EngineThread
+from worker.handover import Source
+from worker.intake import WorkLimits
+from worker.metrics import WorkerMetrics
+from worker.outbox import Outbox
+from worker.pool_reporter import PoolReporter
+from worker.step_loop import StepLoop
+
+PROFILE_BLOCKS_MAX = 64
+"""Blocks lent to the engine's profile before anyone else uses the pool."""
+
+
+class Node:
+    """All that the duties of one instance share. Every method is for the event loop's thread."""
+
+    def __init__(self, context: ServiceContext, config: WorkerConfig) -> None:
+        folder = Path(config.model_folder)
+        model = ModelConfig.load(folder)
+        self.context = context
+        self.config = config
+        self.layout = KVLayout.of(model, block_tokens=BLOCK_TOKENS)
+        blocks = max(1, config.pool_bytes // self.layout.block_bytes)
+        self.arena = Arena.create(blocks, self.layout.block_bytes)
+        self.pool = BlockPool(blocks)
+        self.model = _model_info(folder, model, config, self.layout)
+        self.metrics = WorkerMetrics(context.metrics.registry)
+        self.engine = EngineThread(
+            lambda: Engine(
+                load_model(folder, dtype=config.dtype),
+                self.layout,
+                self.arena.buffer,
+                blocks,
+                threads=config.threads,
+            )
+        )
+        self.endpoint = Endpoint(context.instance, config.cluster_secret.encode(), host=config.host)
+        self.region = self.endpoint.register(self.arena.buffer)
+        self.source = Source(self.endpoint, self.region, self.layout, config.checksums)
+        limits = StepLimits(config.step_tokens_max, config.batch_requests_max)
+        self.steps = StepLoop(
+            self.engine, self.pool, limits, model.layers, self.metrics, self._step_done, context.log
+        )
+        self.outbox = Outbox(context.bus, context.log)
+        self.reporter = PoolReporter(context.bus, self.pool, context.log)
+        self.work_limits = WorkLimits(
+            self.model.fingerprint, model.vocab_size, model.context_tokens_max, blocks
+        )
+        self.cost: CostCoefficients | None = None
+        self.cached_tokens_total = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> None:
+        """Ready to serve when this returns."""
+        await self.engine.start()
+        self.cost = await self._profile()
+        await self.endpoint.start()
+        await self.reporter.start()
+        self.spawn(self.steps.run(), "steps")
+        self.spawn(self.outbox.run(), "outbox")
+        self.spawn(self.reporter.run(), "pool reporter")
+
+    async def close(self) -> None:
+        await self.outbox.flush()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.reporter.close()
+        await self.endpoint.close()
+        await self.engine.close()
+        self.arena.close()
+
+    def space(self, work: Work) -> Namespace:
+        return namespace(self.context.cluster_seed, self.model.fingerprint, work.tenant_salt, work.adapter)
+
+    def now_s(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    def spawn(self, work: Coroutine[Any, Any, None], what: str) -> None:
+        """Run `work` beside everything else; if it raises, that is logged and nothing else ends."""
+        task = asyncio.get_running_loop().create_task(self._guarded(work, what))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def prefix_reused(self, tokens: int) -> None:
+        self.cached_tokens_total += tokens
+        self.metrics.cached_tokens.inc(tokens)
+
+    def pool_changed(self) -> None:
+        """Blocks were stored or came back: tell the directory and whoever waits for room."""
+        self.reporter.changed()
+        self.steps.wake()
+        self.context.load_changed()
+
+    async def _guarded(self, work: Coroutine[Any, Any, None], what: str) -> None:
+        try:
+            await work
+        except Exception:
+            self.context.log.exception("task failed", extra={"task": what})
+
+    async def _profile(self) -> CostCoefficients:
+        block_ids = self.pool.allocate(min(PROFILE_BLOCKS_MAX, self.pool.available()))
+        try:
+            return await self.engine.profile(block_ids)
+        finally:
+            self.pool.release(block_ids)
+
+    def _step_done(self) -> None:
+        self.reporter.changed()
+        self.context.load_changed()
+
+
+def _model_info(folder: Path, model: ModelConfig, config: WorkerConfig, layout: KVLayout) -> ModelInfo:
+    return ModelInfo(
+        name=config.model_name or model.name,
+        fingerprint=model_fingerprint(folder, config.dtype, config.dtype, BLOCK_TOKENS),
+        context_tokens_max=model.context_tokens_max,
+        block_tokens=BLOCK_TOKENS,
+        block_bytes=layout.block_bytes,
+        layers=model.layers,
+        dtype=config.dtype,
+    )

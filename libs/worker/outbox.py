@@ -1,0 +1,86 @@
+"""What an instance tells gateways: one message per gateway and step, split where it grows too large."""
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from logging import LoggerAdapter
+from typing import Any
+
+from cluster import subjects
+from cluster.bus import Bus
+from cluster.errors import MoonpoolError
+from cluster.messages import FailedEntry, FinishEntry, ProgressEntry, StreamBatch, TokensEntry
+from kvindex.core import InstanceId
+
+Entry = ProgressEntry | TokensEntry | FinishEntry | FailedEntry
+
+MESSAGE_BYTES_MAX = 256 * 1024
+ENTRY_BYTES = 256
+"""Upper estimate of an entry's JSON without its token ids."""
+TOKENS_PER_ENTRY_MAX = 16 * 1024
+"""Longer answers are sent again (resume) in several entries."""
+
+
+@dataclass(slots=True)
+class Outbox:
+    """Entries wait until the end of the step that made them; `run` sends them.
+
+    Where the bus is away they may be lost: the gateway asks `resume` when it is back.
+    """
+
+    bus: Bus
+    log: "LoggerAdapter[Any]"
+    _pending: dict[InstanceId, list[Entry]] = field(default_factory=dict)
+    _filled: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def put(self, gateway: InstanceId, entry: Entry) -> None:
+        self._pending.setdefault(gateway, []).append(entry)
+        self._filled.set()
+
+    async def run(self) -> None:
+        """Send until cancelled; entries put in one turn of the event loop go out together."""
+        while True:
+            await self._filled.wait()
+            self._filled.clear()
+            await self.flush()
+
+    async def flush(self) -> None:
+        pending, self._pending = self._pending, {}
+        for gateway, entries in pending.items():
+            for batch in batches(entries):
+                try:
+                    await self.bus.publish(subjects.stream(gateway), batch)
+                except MoonpoolError as error:
+                    self.log.warning("stream entries lost", extra={"gateway": gateway, "error": str(error)})
+
+
+def batches(entries: list[Entry]) -> Iterator[StreamBatch]:
+    """`entries` in messages of at most MESSAGE_BYTES_MAX, in order."""
+    batch: list[Entry] = []
+    size_bytes = 0
+    for entry in entries:
+        entry_bytes = _entry_bytes(entry)
+        if batch and size_bytes + entry_bytes > MESSAGE_BYTES_MAX:
+            yield _message(batch)
+            batch, size_bytes = [], 0
+        batch.append(entry)
+        size_bytes += entry_bytes
+    if batch:
+        yield _message(batch)
+
+
+def _message(entries: list[Entry]) -> StreamBatch:
+    return StreamBatch(
+        progress=tuple(entry for entry in entries if isinstance(entry, ProgressEntry)),
+        tokens=tuple(entry for entry in entries if isinstance(entry, TokensEntry)),
+        finished=tuple(entry for entry in entries if isinstance(entry, FinishEntry)),
+        failed=tuple(entry for entry in entries if isinstance(entry, FailedEntry)),
+    )
+
+
+def _entry_bytes(entry: Entry) -> int:
+    if isinstance(entry, TokensEntry):
+        return ENTRY_BYTES + len(entry.token_ids) * 4 // 3
+    if isinstance(entry, FailedEntry):
+        return ENTRY_BYTES + len(entry.detail) * 6
+    return ENTRY_BYTES

@@ -1,0 +1,100 @@
+"""Tells the directory what this instance's pool holds: numbered events, and the inventory on request."""
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from logging import LoggerAdapter
+from typing import Any
+
+from cluster import subjects
+from cluster.bus import Bus, Received, Subscription
+from cluster.errors import MoonpoolError
+from cluster.messages import BlockEvents, InventoryChunk, InventoryRequest
+from kvindex.core import BlockEvent, Tier
+from kvpool import BlockPool
+
+HEARTBEAT_S = 1.0
+"""At least this often the next event number is published, so that a lost last event shows."""
+EVENTS_PER_MESSAGE_MAX = 512
+HASH_BYTES_PER_MESSAGE_MAX = 192 * 1024
+INVENTORY_BLOCKS_PER_CHUNK = 8192
+HASH_BYTES = 16
+
+
+class PoolReporter:
+    def __init__(self, bus: Bus, pool: BlockPool, log: "LoggerAdapter[Any]") -> None:
+        self._bus = bus
+        self._pool = pool
+        self._log = log
+        self._changed = asyncio.Event()
+        self._subscription: Subscription | None = None
+
+    async def start(self) -> None:
+        subject = subjects.kv_inventory(self._bus.instance)
+        self._subscription = await self._bus.subscribe(subject, self._inventory, concurrency_max=1)
+
+    async def close(self) -> None:
+        if self._subscription is not None:
+            await self._subscription.unsubscribe()
+
+    def changed(self) -> None:
+        """The pool stored or dropped blocks: publish soon."""
+        self._changed.set()
+
+    async def run(self) -> None:
+        """Publish until cancelled. Events that are lost on the way leave a gap, which heals itself."""
+        while True:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), HEARTBEAT_S)
+            self._changed.clear()
+            first_number, events = self._pool.take_events()
+            for message in event_messages(first_number, events):
+                try:
+                    await self._bus.publish(subjects.kv_events(self._bus.instance), message)
+                except MoonpoolError as error:
+                    self._log.warning("block events lost", extra={"error": str(error)})
+
+    async def _inventory(self, received: Received) -> tuple[InventoryChunk, ...]:
+        if not isinstance(received.body, InventoryRequest):
+            return ()
+        as_of_number, blocks = self._pool.inventory()
+        return inventory_chunks(as_of_number, blocks)
+
+
+def event_messages(first_number: int, events: tuple[BlockEvent, ...]) -> Iterator[BlockEvents]:
+    """`events` in messages of bounded size, numbered on; one empty message where there are none."""
+    batch: list[BlockEvent] = []
+    batch_bytes = 0
+    for event in events:
+        full = len(batch) == EVENTS_PER_MESSAGE_MAX
+        if batch and (full or batch_bytes + len(event.block_hashes) > HASH_BYTES_PER_MESSAGE_MAX):
+            yield BlockEvents(first_number, tuple(batch))
+            first_number += len(batch)
+            batch, batch_bytes = [], 0
+        batch.append(event)
+        batch_bytes += len(event.block_hashes)
+    yield BlockEvents(first_number, tuple(batch))
+
+
+def inventory_chunks(
+    as_of_number: int, blocks: Sequence[tuple[bytes, bytes | None, Tier]]
+) -> tuple[InventoryChunk, ...]:
+    """The inventory in messages of bounded size, parents first, each of one tier."""
+    groups: list[tuple[Tier, list[tuple[bytes, bytes | None]]]] = []
+    for block_hash, parent, tier in blocks:
+        if not groups or groups[-1][0] is not tier or len(groups[-1][1]) == INVENTORY_BLOCKS_PER_CHUNK:
+            groups.append((tier, []))
+        groups[-1][1].append((block_hash, parent))
+    if not groups:
+        groups.append((Tier.DRAM, []))
+    return tuple(
+        InventoryChunk(
+            as_of_number,
+            chunk,
+            len(groups),
+            tier,
+            b"".join(block_hash for block_hash, _ in group),
+            b"".join(parent or bytes(HASH_BYTES) for _, parent in group),
+        )
+        for chunk, (tier, group) in enumerate(groups)
+    )

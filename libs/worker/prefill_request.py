@@ -1,0 +1,304 @@
+"""The life of one request at prefill: the shell around `protocol.prefill` (DESIGN §3 steps 5 to 8)."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from cluster import subjects
+from cluster.errors import MoonpoolError, ProtocolError
+from cluster.messages import (
+    Accepted,
+    Commit,
+    FailedEntry,
+    FinishEntry,
+    ProgressEntry,
+    PromptPart,
+    Refused,
+    Release,
+    Renew,
+    Reserve,
+    Reserved,
+    Submit,
+    TokensEntry,
+    Work,
+)
+from cluster.tracing import TraceContext
+from kvhash import BLOCK_TOKENS
+from kvpool import NoBlocksError
+from kvtransfer import Peer, TransferError
+from policy.core import FinishReason, QueuedRequest, RequestId
+from protocol import parts, prefill
+from worker.handover import Handover
+from worker.node import Node
+from worker.sequence import Sequence
+
+ANSWER_S_MAX = 5.0
+"""How long decode may take to answer a message."""
+CONNECT_S_MAX = 5.0
+RELEASE_TRIES_MAX = 3
+"""A release nobody answers is given up after this; the reservation then ends by its time."""
+
+
+class PrefillRequest:
+    """Hears its sequence as its owner. `left(request)` is called when nothing is held here any more."""
+
+    def __init__(
+        self,
+        node: Node,
+        submit: Submit,
+        prompt: bytes,
+        sequence: Sequence,
+        trace: TraceContext | None,
+        adopt: Callable[[Sequence, int], None] | None,
+        left: Callable[["PrefillRequest"], None],
+    ) -> None:
+        self.sequence = sequence
+        self._node = node
+        self._work = submit.work
+        self._decode = submit.decode
+        self._prompt = prompt
+        self._trace = trace
+        self._adopt = adopt
+        self._left = left
+        self._ends_at_s = node.now_s() + submit.work.deadline_s
+        local = submit.decode == node.context.instance
+        self._state = prefill.Prefill(local=local)
+        self._peer: Peer | None = None
+        self._handover: Handover | None = None
+
+    # What the duty sees.
+
+    def is_for(self, request_id: RequestId, attempt: int) -> bool:
+        return (self._work.request_id, self._work.attempt) == (request_id, attempt)
+
+    def queued(self) -> QueuedRequest:
+        context_tokens = self.sequence.context_tokens or self._cached_blocks() * BLOCK_TOKENS
+        return QueuedRequest(
+            self._work.request_id,
+            self._work.attempt,
+            self._decode,
+            len(self.sequence.token_ids) - context_tokens,
+            context_tokens,
+            self._work.sampling.output_tokens_max,
+        )
+
+    def blocks_to_take(self) -> int:
+        """Blocks that this request has still to allocate."""
+        return 0 if self.sequence.block_ids else self.sequence.blocks_needed() - self._cached_blocks()
+
+    def time_passed(self) -> None:
+        if self._node.now_s() >= self._ends_at_s:
+            self.feed(prefill.CancelAsked())
+        else:
+            self.feed(prefill.TimePassed())
+
+    def feed(self, event: prefill.Event) -> None:
+        """One event through the machine; its effects are carried out or begun when this returns."""
+        self._state, effects = prefill.step(self._state, event, self._node.now_s())
+        for effect in effects:
+            self._carry_out(effect)
+
+    # What the step loop tells.
+
+    def layer_done(self, layer: int, computed_tokens: int, last_layer: bool) -> None:
+        if self._handover is not None:
+            self._handover.layer_done(layer, computed_tokens, last_layer)
+
+    def chunk_done(self, computed_tokens: int) -> None:
+        work = self._work
+        self._tell(ProgressEntry(work.request_id, work.attempt, computed_tokens, self.sequence.cached_tokens))
+
+    def token_sampled(self, token_id: int, ending: FinishReason | None) -> None:
+        self.feed(prefill.Computed(token_id, ending))
+
+    def failed(self, detail: str) -> None:
+        self.feed(prefill.Failed(detail))
+
+    # Effects.
+
+    def _carry_out(self, effect: prefill.Effect) -> None:
+        match effect:
+            case prefill.AskReserve():
+                self._node.spawn(self._reserve(), "reserve")
+            case prefill.Compute(reserved):
+                self._compute(reserved)
+            case prefill.SendRenew(generation):
+                self._node.spawn(self._renew(generation), "renew")
+            case prefill.TellFirstToken(token_id):
+                self._tell_first_token(token_id)
+            case prefill.TellFinish(reason):
+                work = self._work
+                tokens = self.sequence.output_tokens
+                self._tell(FinishEntry(work.request_id, work.attempt, 0, tokens, reason))
+            case prefill.FinishHandover():
+                self._node.spawn(self._finish_handover(), "handover")
+            case prefill.SendCommit(generation, first_token_id, handover):
+                self._node.spawn(self._commit(generation, first_token_id, handover), "commit")
+            case prefill.CommitLocally():
+                self._commit_locally()
+            case prefill.SendRelease(generation):
+                self._node.spawn(self._release(generation), "release")
+            case prefill.TellFailed(detail):
+                self._node.context.log.warning("prefill failed", extra=self._log_fields(detail))
+                self._tell(FailedEntry(self._work.request_id, self._work.attempt, True, detail))
+            case prefill.Free():
+                self._node.spawn(self._free(), "free")
+
+    async def _reserve(self) -> None:
+        try:
+            work = await self._send_parts()
+            answer = await self._request(Reserve(work, self._node.context.instance, self._ttl_s()))
+            if isinstance(answer, Refused):
+                self.feed(prefill.ReserveRefused(answer.reason, answer.detail))
+                return
+            if not isinstance(answer, Reserved):
+                raise ProtocolError(f"reserve was answered by {type(answer).__name__}")
+        except MoonpoolError as error:
+            self.feed(prefill.Failed(f"reserve at {self._decode}: {error}"))
+            return
+        try:
+            self._peer = await self._connect()
+        except (MoonpoolError, TransferError) as error:
+            await self._release(answer.generation)
+            self.feed(prefill.Failed(f"connect to {self._decode}: {error}"))
+            return
+        self.feed(prefill.ReserveAccepted(answer))
+
+    async def _send_parts(self) -> Work:
+        """The work as decode gets it: a long prompt goes ahead in parts."""
+        work = self._work
+        prompt_parts = parts.split(self._prompt)
+        for index, token_ids in enumerate(prompt_parts):
+            part = PromptPart(work.request_id, work.attempt, index, len(prompt_parts), token_ids)
+            answer = await self._request(part)
+            if not isinstance(answer, Accepted):
+                raise ProtocolError(f"part {index} of the prompt was not accepted: {answer}")
+        inline = b"" if prompt_parts else self._prompt
+        left_s = max(0.001, self._ends_at_s - self._node.now_s())
+        return replace(work, prompt_token_ids=inline, prompt_parts=len(prompt_parts), deadline_s=left_s)
+
+    async def _connect(self) -> Peer:
+        record = self._node.context.registry.instances.get(self._decode)
+        if record is None or record.transfer is None:
+            raise ProtocolError("the instance is not registered with a transfer endpoint")
+        return await self._node.endpoint.connect(record.transfer, timeout_s=CONNECT_S_MAX)
+
+    def _compute(self, reserved: Reserved | None) -> None:
+        """Blocks first; then what is cached leaves at once, and what is computed as its layers are done."""
+        sequence = self.sequence
+        try:
+            sequence.take_blocks(self._node.pool)
+        except NoBlocksError as error:
+            self.feed(prefill.Failed(str(error)))
+            return
+        self._node.prefix_reused(sequence.cached_tokens)
+        if reserved is not None:
+            assert self._peer is not None
+            self._handover = Handover(
+                self._node.source, self._peer, reserved, sequence.block_ids, len(sequence.token_ids)
+            )
+            self._handover.send_cached(sequence.stored_blocks)
+        sequence.owner = self
+        sequence.streams_layers = reserved is not None
+        sequence.goes_on = reserved is None
+        self._node.steps.add(sequence)
+
+    async def _renew(self, generation: int) -> None:
+        work = self._work
+        try:
+            answer = await self._request(Renew(work.request_id, work.attempt, generation, self._ttl_s()))
+        except MoonpoolError as error:
+            self._node.context.log.info("renew unanswered", extra=self._log_fields(str(error)))
+            return
+        if isinstance(answer, Refused):
+            self.feed(prefill.RenewRefused(f"{answer.reason} {answer.detail}"))
+
+    def _tell_first_token(self, token_id: int) -> None:
+        work = self._work
+        index = self.sequence.output_tokens - 1
+        packed = np.asarray([token_id], "<i4").tobytes()
+        self._tell(TokensEntry(work.request_id, work.attempt, 0, index, packed, self.sequence.cached_tokens))
+
+    async def _finish_handover(self) -> None:
+        assert self._handover is not None
+        started_s = self._node.now_s()
+        try:
+            done = await self._handover.finish()
+        except TransferError as error:
+            self.feed(prefill.Failed(f"handover to {self._decode}: {error}"))
+            return
+        self._node.metrics.handover_wait_s.observe(self._node.now_s() - started_s)
+        self._node.metrics.handover_bytes.inc(done.bytes_written)
+        self.feed(done)
+
+    async def _commit(self, generation: int, first_token_id: int, handover: prefill.HandoverDone) -> None:
+        work = self._work
+        commit = Commit(
+            work.request_id,
+            work.attempt,
+            generation,
+            handover.blocks_written,
+            handover.bytes_written,
+            handover.checksum,
+            first_token_id,
+            self.sequence.cached_tokens,
+        )
+        try:
+            answer = await self._request(commit)
+        except MoonpoolError as error:
+            self.feed(prefill.CommitUnanswered(str(error)))
+            return
+        if isinstance(answer, Refused):
+            self.feed(prefill.CommitRefused(answer.reason, answer.detail))
+        else:
+            self.feed(prefill.CommitAccepted())
+
+    def _commit_locally(self) -> None:
+        assert self._adopt is not None, "a request was placed on itself at an instance that cannot decode"
+        assert self._state.first_token_id is not None
+        self._adopt(self.sequence, self._state.first_token_id)
+        self._leave()
+
+    async def _release(self, generation: int) -> None:
+        work = self._work
+        for _ in range(RELEASE_TRIES_MAX):
+            try:
+                await self._request(Release(work.request_id, work.attempt, generation))
+                return
+            except MoonpoolError as error:
+                self._node.context.log.info("release unanswered", extra=self._log_fields(str(error)))
+
+    async def _free(self) -> None:
+        """No step and no write uses the blocks any more; then they go back, the full ones cached."""
+        await self._node.steps.remove(self.sequence)
+        if self._handover is not None:
+            await self._handover.abort()
+        self.sequence.give_back(self._node.pool)
+        self._node.pool_changed()
+        self._leave()
+
+    def _leave(self) -> None:
+        assert self._state.result is not None
+        self._node.metrics.prefills.labels(self._state.result).inc()
+        self._left(self)
+
+    def _tell(self, entry: ProgressEntry | TokensEntry | FinishEntry | FailedEntry) -> None:
+        self._node.outbox.put(self._work.gateway, entry)
+
+    async def _request(self, body: object) -> object:
+        return await self._node.context.bus.request(
+            subjects.instance(self._decode),
+            body,
+            timeout_s=ANSWER_S_MAX,
+            trace=self._trace.child() if self._trace else None,
+        )
+
+    def _ttl_s(self) -> float:
+        return self._node.config.reservation_ttl_s
+
+    def _cached_blocks(self) -> int:
+        return self._node.pool.match(self.sequence.reusable_hashes)
+
+    def _log_fields(self, detail: str) -> dict[str, object]:
+        return {"request_id": self._work.request_id, "attempt": self._work.attempt, "detail": detail}

@@ -1,0 +1,203 @@
+"""Continuous batching: the coroutine that re-forms the batch at every step (DESIGN §3 step 9).
+
+Owns which sequences are in the batch and their blocks while they are there. What goes into a step is
+decided by `policy.plan_step`; computing is the engine thread's.
+"""
+
+import asyncio
+from collections.abc import Callable
+from collections.abc import Sequence as Rows
+from dataclasses import dataclass
+from logging import LoggerAdapter
+from typing import Any
+
+from engine.engine import SequenceStep
+from kvpool import BlockPool, NoBlocksError
+from policy.plan_step import DecodeWork, PrefillWork, StepLimits, StepPlan, plan_step
+from worker.engine_thread import EngineThread
+from worker.metrics import WorkerMetrics
+from worker.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One sequence's part in the step under way: its `tokens` tokens after `context_tokens`."""
+
+    sequence: Sequence
+    tokens: int
+    samples: bool
+
+
+class StepLoop:
+    """All methods are for the event loop's thread."""
+
+    def __init__(
+        self,
+        engine: EngineThread,
+        pool: BlockPool,
+        limits: StepLimits,
+        layers: int,
+        metrics: WorkerMetrics,
+        step_done: Callable[[], None],
+        log: "LoggerAdapter[Any]",
+    ) -> None:
+        self._engine = engine
+        self._pool = pool
+        self._limits = limits
+        self._layers = layers
+        self._metrics = metrics
+        self._step_done = step_done
+        self._log = log
+        self._sequences: list[Sequence] = []
+        self._preempted: list[Sequence] = []
+        self._in_step: frozenset[Sequence] = frozenset()
+        self._step_over = asyncio.Condition()
+        self._wake = asyncio.Event()
+        self.prefill_tokens_total = 0
+        self.decode_tokens_total = 0
+
+    def add(self, sequence: Sequence) -> None:
+        """Take a sequence that holds its blocks into the batch, behind those that came before."""
+        self._sequences.append(sequence)
+        self._wake.set()
+
+    def wake(self) -> None:
+        """Blocks came back: whoever waits for some is looked at again."""
+        self._wake.set()
+
+    async def remove(self, sequence: Sequence) -> None:
+        """Take a sequence out; after this returns no step touches its blocks, and its owner hears nothing."""
+        sequence.owner = None
+        self._sequences = [other for other in self._sequences if other is not sequence]
+        self._preempted = [other for other in self._preempted if other is not sequence]
+        async with self._step_over:
+            await self._step_over.wait_for(lambda: sequence not in self._in_step)
+
+    async def run(self) -> None:
+        """Step until cancelled. A step that fails fails its sequences, never the loop."""
+        while True:
+            self._wake.clear()
+            self._readmit()
+            plan = self._plan()
+            self._preempt(plan)
+            rows = self._rows(plan)
+            if not rows:
+                await self._wake.wait()
+                continue
+            await self._step(rows)
+
+    def _plan(self) -> StepPlan:
+        waiting = [PrefillWork(s.request_id, s.new_tokens) for s in self._sequences if not s.decodes]
+        running = [DecodeWork(s.request_id, s.needs_block) for s in self._sequences if s.decodes]
+        return plan_step(waiting, running, self._pool.available(), self._limits)
+
+    def _preempt(self, plan: StepPlan) -> None:
+        """The blocks of a preempted sequence go back to the pool, its KV is recomputed later."""
+        for sequence in [s for s in self._sequences if s.request_id in plan.preempted]:
+            self._log.info("preempted", extra={"request_id": sequence.request_id})
+            self._metrics.preemptions.inc()
+            sequence.give_back(self._pool)
+            self._sequences.remove(sequence)
+            self._preempted.append(sequence)
+
+    def _readmit(self) -> None:
+        """Preempted sequences come back oldest first, each with room for one more block."""
+        while self._preempted:
+            sequence = self._preempted[0]
+            try:
+                sequence.take_blocks(self._pool, spare_blocks=1)
+            except NoBlocksError:
+                return
+            self._preempted.pop(0)
+            self._sequences.append(sequence)
+
+    def _rows(self, plan: StepPlan) -> list[Row]:
+        by_id = {sequence.request_id: sequence for sequence in self._sequences}
+        rows = []
+        for request_id in plan.decodes:
+            sequence = by_id[request_id]
+            if sequence.needs_block:
+                fresh = self._pool.allocate(1)
+                sequence.block_ids += fresh
+                sequence.unclear_block_ids += fresh
+            rows.append(Row(sequence, 1, samples=True))
+        for chunk in plan.prefills:
+            sequence = by_id[chunk.request_id]
+            rows.append(Row(sequence, chunk.tokens, samples=chunk.tokens == sequence.new_tokens))
+        return rows
+
+    async def _step(self, rows: list[Row]) -> None:
+        self._in_step = frozenset(row.sequence for row in rows)
+        try:
+            result = await self._engine.run([_engine_step(row) for row in rows], self._layer_hook(rows))
+        except Exception as error:
+            self._log.exception("step failed")
+            self._fail(rows, f"engine step failed: {error}")
+        else:
+            for row, token_id in zip(rows, result.token_ids, strict=True):
+                self._apply(row, token_id)
+            self._metrics.step_s.observe(result.elapsed_s)
+            self._step_done()
+        finally:
+            self._in_step = frozenset()
+            async with self._step_over:
+                self._step_over.notify_all()
+
+    def _layer_hook(self, rows: list[Row]) -> Callable[[int], None] | None:
+        """Carries "layer l is done" from the engine's thread to the owners that stream layers."""
+        streaming = [row for row in rows if row.sequence.streams_layers]
+        if not streaming:
+            return None
+        loop = asyncio.get_running_loop()
+
+        def on_layer(layer: int) -> None:
+            loop.call_soon_threadsafe(self._tell_layer, streaming, layer)
+
+        return on_layer
+
+    def _tell_layer(self, rows: Rows[Row], layer: int) -> None:
+        for row in rows:
+            if row.sequence.owner is not None:
+                computed_tokens = row.sequence.context_tokens + row.tokens
+                row.sequence.owner.layer_done(layer, computed_tokens, layer == self._layers - 1)
+
+    def _apply(self, row: Row, token_id: int | None) -> None:
+        sequence = row.sequence
+        if row.samples and sequence.output_tokens > 0 and row.tokens == 1:
+            self.decode_tokens_total += 1
+            self._metrics.decode_tokens.inc()
+        else:
+            self.prefill_tokens_total += row.tokens
+            self._metrics.prefill_tokens.inc(row.tokens)
+        if sequence.owner is None:
+            return
+        sequence.context_tokens += row.tokens
+        sequence.unclear_block_ids = []
+        sequence.store_full_blocks(self._pool)
+        if token_id is None:
+            sequence.owner.chunk_done(sequence.context_tokens)
+            return
+        ending = sequence.append(token_id)
+        if ending is not None or not sequence.goes_on:
+            self._sequences.remove(sequence)
+        sequence.owner.token_sampled(token_id, ending)
+
+    def _fail(self, rows: list[Row], detail: str) -> None:
+        for row in rows:
+            owner = row.sequence.owner
+            if owner is not None:
+                self._sequences.remove(row.sequence)
+                owner.failed(detail)
+
+
+def _engine_step(row: Row) -> SequenceStep:
+    sequence = row.sequence
+    end = sequence.context_tokens + row.tokens
+    return SequenceStep(
+        token_ids=tuple(sequence.token_ids[sequence.context_tokens : end]),
+        context_tokens=sequence.context_tokens,
+        block_ids=tuple(sequence.block_ids),
+        sampling=sequence.work.sampling if row.samples else None,
+        output_tokens=sequence.output_tokens,
+        clear_block_ids=tuple(sequence.unclear_block_ids),
+    )

@@ -1,0 +1,5 @@
+"""Settings of the prefill service: those of every worker."""
+
+from worker.config import WorkerConfig as Config
+
+__all__ = ["Config"]
