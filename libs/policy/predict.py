@@ -38,16 +38,25 @@ def cost_of(instance: InstanceView) -> CostCoefficients:
 
 
 def prefill_backlogs(view: ClusterView, now_s: float) -> Mapping[InstanceId, PrefillBacklog]:
-    """Per instance: its snapshot's queue, less the time since then, plus what is booked on it."""
-    backlogs = {name: _queue_backlog(instance, now_s) for name, instance in view.instances.items()}
-    for booking in view.bookings.values():
-        instance = view.instances.get(booking.prefill)
-        if instance is None:
-            continue
-        backlog = backlogs[booking.prefill]
-        work_s = prefill_s(cost_of(instance), booking.new_tokens, booking.prefix_tokens)
-        backlogs[booking.prefill] = PrefillBacklog(backlog.requests + 1, backlog.wait_s + work_s)
-    return backlogs
+    """Per instance: one queue that takes its snapshot's work, then what was booked, and drains meanwhile."""
+    requests: dict[InstanceId, int] = {}
+    free_at_s: dict[InstanceId, float] = {}
+    for name, instance in view.instances.items():
+        queued = instance.load.queued if instance.load is not None else ()
+        cost = cost_of(instance)
+        requests[name] = len(queued)
+        free_at_s[name] = instance.heard_at_s + sum(
+            prefill_s(cost, request.new_tokens, request.prefix_tokens) for request in queued
+        )
+    for booking in sorted(view.bookings.values(), key=lambda booking: booking.booked_at_s):
+        name = booking.prefill
+        if name in requests:
+            work_s = prefill_s(cost_of(view.instances[name]), booking.new_tokens, booking.prefix_tokens)
+            requests[name] += 1
+            free_at_s[name] = max(free_at_s[name], booking.booked_at_s) + work_s
+    return {
+        name: PrefillBacklog(requests[name], max(0.0, free_at_s[name] - now_s)) for name in view.instances
+    }
 
 
 def decode_loads(view: ClusterView) -> Mapping[InstanceId, DecodeLoad]:
@@ -101,17 +110,6 @@ def next_finish_s(instance: InstanceView, load: DecodeLoad) -> float:
         max(0, request.output_tokens_max - request.output_tokens) for request in instance.load.running
     )
     return tokens * step_s(cost_of(instance), load.requests, load.kv_tokens)
-
-
-def _queue_backlog(instance: InstanceView, now_s: float) -> PrefillBacklog:
-    if instance.load is None or not instance.load.queued:
-        return PrefillBacklog()
-    cost = cost_of(instance)
-    queued_s = sum(
-        prefill_s(cost, request.new_tokens, request.prefix_tokens) for request in instance.load.queued
-    )
-    age_s = max(0.0, now_s - instance.heard_at_s)
-    return PrefillBacklog(len(instance.load.queued), max(0.0, queued_s - age_s))
 
 
 def _running_load(load: LoadSnapshot | None) -> DecodeLoad:

@@ -126,6 +126,14 @@ class TestPredictedLoad:
         assert after.requests == 1
         assert after.wait_s == pytest.approx(0.01 + 0.9 + 1e-8 * 900 * (100 + 450))
 
+    def test_booked_work_drains_from_when_it_was_booked(self):
+        view = QUAD
+        for i in range(3):
+            view = with_booking(view, booking(f"r{i}", at_s=float(10 * i)))
+        work_s = prefill_backlogs(with_booking(QUAD, booking()), 0.0)[P1].wait_s
+        assert prefill_backlogs(view, 20.25)[P1].wait_s == pytest.approx(work_s - 0.25)
+        assert prefill_backlogs(view, 22.0)[P1].wait_s == 0.0
+
     def test_a_request_counts_once_at_its_decode(self):
         view = view_of(
             prefill("p1", queued("reserved", 160), queued("waiting", 160)),
