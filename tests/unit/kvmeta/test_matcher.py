@@ -1,0 +1,52 @@
+import pytest
+
+from cluster import subjects
+from cluster.errors import RetryableError
+from cluster.messages import MATCH_BLOCKS_MAX, InventoryRequest, MatchReply, MatchRequest
+from cluster.metrics import ServiceMetrics
+from cluster.testing import FakeBroker
+from kvindex.core import InstanceId, InstanceMatch, Tier, TierRun
+from kvindex.directory import Directory
+from kvmeta.matcher import Matcher
+from kvmeta.metrics import KvmetaMetrics
+from tests.support.eventually import Clock
+
+pytestmark = pytest.mark.unit
+
+BLOCKS = [bytes([number]) * 16 for number in range(1, 6)]
+P1, D1 = InstanceId("p1"), InstanceId("d1")
+
+
+@pytest.fixture
+async def asker():
+    directory = Directory()
+    parents = [None, *BLOCKS]
+    for instance, held in ((P1, 4), (D1, 2)):
+        directory.replace(instance, [(BLOCKS[i], parents[i], Tier.DRAM) for i in range(held)])
+    broker = FakeBroker()
+    matcher = Matcher(directory, KvmetaMetrics(ServiceMetrics().registry), Clock())
+    await broker.bus("kvmeta-1").subscribe(subjects.KVMETA_MATCH, matcher.match, queue=subjects.KVMETA_QUEUE)
+    return broker.bus("conductor-1")
+
+
+async def test_prefix_of_each_holder_longest_first(asker):
+    reply = await asker.request(subjects.KVMETA_MATCH, MatchRequest(b"".join(BLOCKS)), timeout_s=5)
+    assert reply == MatchReply(
+        (
+            InstanceMatch(P1, 4, (TierRun(Tier.DRAM, 4),)),
+            InstanceMatch(D1, 2, (TierRun(Tier.DRAM, 2),)),
+        )
+    )
+
+
+async def test_an_unknown_prompt_matches_nobody(asker):
+    reply = await asker.request(subjects.KVMETA_MATCH, MatchRequest(BLOCKS[4] + BLOCKS[0]), timeout_s=5)
+    assert reply == MatchReply(())
+
+
+@pytest.mark.parametrize(
+    "bad", [MatchRequest(b"x" * 17), MatchRequest(bytes(16 * (MATCH_BLOCKS_MAX + 1))), InventoryRequest()]
+)
+async def test_bad_requests_are_refused(asker, bad):
+    with pytest.raises(RetryableError, match="ProtocolError"):
+        await asker.request(subjects.KVMETA_MATCH, bad, timeout_s=5)
