@@ -1,1 +1,8 @@
-pytest_plugins = ("tests.support.servers",)
+"""Settings of the whole test run: they must stand before anything imports torch."""
+
+import os
+
+# One thread for each engine, in this process and in those it starts; two cores are shared by all of them.
+os.environ["OMP_NUM_THREADS"] = "1"
+# No test may reach for a model over the network.
+os.environ["HF_HUB_OFFLINE"] = "1"

@@ -30,7 +30,7 @@ class ServiceSettings:
     gateway_bind: str
     gateway_port: int
     threads: int
-    blocks: int | None
+    pool_bytes: int | None
     drain_s_max: float
 
 
@@ -45,6 +45,6 @@ def service_arguments(role: str, instance: InstanceId, settings: ServiceSettings
         arguments += ["--model-folder", str(settings.model_folder)]
     if role in WORKER_ROLES:
         arguments += ["--model-folder", str(settings.model_folder), "--threads", str(settings.threads)]
-        if settings.blocks is not None:
-            arguments += ["--blocks", str(settings.blocks)]
+        if settings.pool_bytes is not None:
+            arguments += ["--pool-bytes", str(settings.pool_bytes)]
     return tuple(arguments)

@@ -38,6 +38,7 @@ class StackState:
     name: str
     pid: int
     model: str
+    """The name by which clients ask for it."""
     model_folder: str
     url: str
     nats_url: str
@@ -45,9 +46,14 @@ class StackState:
     processes: tuple[ProcessState, ...]
 
 
-def run_folder(name: str) -> Path:
+def moonpool_home() -> Path:
+    """Where models and stacks are kept on this machine."""
     home = os.environ.get(HOME_VARIABLE)
-    return (Path(home) if home else Path.home() / ".cache" / "moonpool") / "run" / name
+    return Path(home) if home else Path.home() / ".cache" / "moonpool"
+
+
+def run_folder(name: str) -> Path:
+    return moonpool_home() / "run" / name
 
 
 @contextmanager

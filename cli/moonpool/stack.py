@@ -19,12 +19,21 @@ from pathlib import Path
 import aiohttp
 
 from engine.errors import ModelFolderError
+from engine.models import resolve_model
 from kvindex.core import InstanceId
 from moonpool.cluster_client import ClusterAddresses, control_plane, registered
 from moonpool.errors import CommandError
 from moonpool.processes import Child, ProcessSpec
 from moonpool.roles import ServiceSettings, service_arguments
-from moonpool.run_folder import ProcessState, StackState, locked, remove_state, run_folder, write_state
+from moonpool.run_folder import (
+    ProcessState,
+    StackState,
+    locked,
+    moonpool_home,
+    remove_state,
+    run_folder,
+    write_state,
+)
 from moonpool.servers import ServerError, ServerPlan, etcd_server, nats_server
 
 READY_S_MAX_DEFAULT = 120.0
@@ -52,8 +61,8 @@ class StackConfig:
     host: str = "127.0.0.1"
     port: int = 0
     threads: int = 1
-    blocks: int | None = None
-    """KV blocks of each worker; None leaves it to the worker."""
+    pool_bytes: int | None = None
+    """Memory for KV blocks of each worker; None leaves it to the worker."""
     ready_s_max: float = READY_S_MAX_DEFAULT
     drain_s_max: float = DRAIN_S_MAX_DEFAULT
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -100,13 +109,14 @@ class Stack:
         self._services: dict[Member, Child] = {}
         self._addresses = ClusterAddresses("", "")
         self._http_url = ""
+        self._model_name = ""
 
     def state(self) -> StackState:
         """Complete once `start` has returned."""
         return StackState(
             name=self._config.name,
             pid=os.getpid(),
-            model=self._config.model,
+            model=self._model_name,
             model_folder=str(self._model_folder),
             url=f"{self._http_url}/v1",
             nats_url=self._addresses.nats_url,
@@ -172,7 +182,7 @@ class Stack:
             gateway_bind=self._config.host,
             gateway_port=self._config.port,
             threads=self._config.threads,
-            blocks=self._config.blocks,
+            pool_bytes=self._config.pool_bytes,
             drain_s_max=self._config.drain_s_max,
         )
         environment = {
@@ -201,6 +211,7 @@ class Stack:
                     self._report(f"{instance} is ready")
                 if not expected:
                     self._http_url = records[gateway].http_url
+                    self._model_name = next(r.model.name for r in records.values() if r.model)
                     break
         await _http_ready(self._http_url)
 
@@ -250,12 +261,10 @@ async def _http_ready(url: str) -> None:
             await asyncio.sleep(READY_POLL_S)
 
 
-def find_model(name: str) -> Path:
-    """The folder of a model by name or path; CommandError where it cannot be had."""
-    from engine.models import resolve_model
-
+def find_model(name: str, report: Report) -> Path:
+    """The folder of a model by name or path, made where need be; CommandError where it cannot be had."""
     try:
-        return resolve_model(name)
+        return resolve_model(name, moonpool_home(), report)
     except ModelFolderError as error:
         raise CommandError(str(error)) from error
 
@@ -291,8 +300,7 @@ async def running_stack(config: StackConfig, report: Report) -> AsyncIterator[St
     with locked(folder):
         remove_state(folder)
         (folder / "logs").mkdir(exist_ok=True)
-        report(f"getting the model {config.model}")
-        model_folder = await asyncio.to_thread(find_model, config.model)
+        model_folder = await asyncio.to_thread(find_model, config.model, report)
         stack = Stack(config, folder, model_folder, report)
         try:
             await stack.start()

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 INSTANCES_MAX = 64
 """Most instances of one role that one machine is asked to start."""
 THREADS_MAX = 256
-BLOCKS_MAX = 1 << 24
+POOL_BYTES_MIN = 1 << 20
+POOL_BYTES_MAX = 1 << 44
 WAIT_S_MAX = 3600.0
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -46,10 +47,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="threads of each engine (default 1)",
     )
     parser.add_argument(
-        "--blocks",
-        type=whole_number(1, BLOCKS_MAX),
+        "--pool-bytes",
+        type=whole_number(POOL_BYTES_MIN, POOL_BYTES_MAX),
         metavar="N",
-        help="KV blocks of each worker",
+        help="memory for KV blocks of each worker",
     )
     parser.add_argument("--name", default=DEFAULT_NAME, help=f"of this stack (default {DEFAULT_NAME})")
     parser.add_argument(
@@ -89,7 +90,7 @@ def stack_config(options: argparse.Namespace) -> "StackConfig":
         host=options.host,
         port=options.port,
         threads=options.threads,
-        blocks=options.blocks,
+        pool_bytes=options.pool_bytes,
         ready_s_max=options.ready_timeout,
         drain_s_max=options.drain_timeout,
     )
@@ -118,15 +119,16 @@ async def _serve(config: "StackConfig") -> None:
         print(f"[{time.monotonic() - started_s:5.1f} s] {text}", flush=True)
 
     async with running_stack(config, report) as stack:
-        url = stack.state().url
-        print(f"ready {url}", flush=True)
-        print(example_curl(url), flush=True)
+        state = stack.state()
+        print(f"ready {state.url}", flush=True)
+        print(example_curl(state.url, state.model), flush=True)
         raise exited(await stack.first_exit())
 
 
-def example_curl(url: str) -> str:
+def example_curl(url: str, model: str) -> str:
     """A command to copy that asks for one streamed answer."""
     body = {
+        "model": model,
         "messages": [{"role": "user", "content": "What is the capital of France?"}],
         "max_tokens": 64,
         "temperature": 0,

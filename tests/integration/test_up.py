@@ -1,0 +1,153 @@
+"""`moonpool up` starts everything, says what is wrong, and leaves nothing behind however it ends."""
+
+import os
+import signal
+import socket
+from pathlib import Path
+
+import pytest
+from tests.support.stack import READY_S_MAX, RunningStack, moonpool, processes_of
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+
+GONE_S_MAX = 20.0
+
+
+@pytest.fixture
+def own_home(tmp_path: Path) -> Path:
+    """A home of one test, so that what it leaves behind can be told from what others run."""
+    return tmp_path / "home"
+
+
+def start(home: Path, *flags: str) -> RunningStack:
+    return RunningStack.start(home, "default", "--model", "tiny", *flags)
+
+
+def test_ready_is_said_with_a_command_that_works(tiny_stack: RunningStack) -> None:
+    ready = tiny_stack.up.wait_line("ready ", READY_S_MAX)
+    assert ready == f"ready {tiny_stack.state.url}"
+    curl = tiny_stack.up.wait_line("curl ", READY_S_MAX)
+    assert f"{tiny_stack.state.url}/chat/completions" in curl
+    assert tiny_stack.state.model in curl
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_all_of_it(own_home: Path, number: signal.Signals) -> None:
+    stack = start(own_home)
+    assert len(stack.state.processes) == 7
+    assert len(processes_of(own_home)) >= 8
+    assert stack.up.interrupt_and_wait(number) == 0, stack.up.output
+    assert processes_of(own_home) == []
+    assert not (stack.folder / "stack.json").exists()
+    assert "killed" not in stack.up.output
+
+
+def test_an_open_answer_is_finished_before_it_stops(own_home: Path) -> None:
+    stack = start(own_home)
+    body = {
+        "model": stack.state.model,
+        "prompt": "hello",
+        "max_tokens": 400,
+        "temperature": 0,
+        "ignore_eos": True,
+    }
+    events = stack.api.stream("/completions", {**body, "stream_options": {"include_usage": True}})
+    next(events)
+    stack.up.process.send_signal(signal.SIGINT)
+    usage = [event["usage"] for event in events if event.get("usage")]
+    assert [u["completion_tokens"] for u in usage] == [400]
+    assert stack.up.wait() == 0
+    assert processes_of(own_home) == []
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="the kernel's parent-death signal is Linux's")
+def test_even_a_killed_up_leaves_nothing_behind(own_home: Path) -> None:
+    stack = start(own_home)
+    watched = [os.pidfd_open(process.pid) for process in stack.state.processes]
+    stack.up.kill()
+    for descriptor in watched:
+        assert has_exited(descriptor), processes_of(own_home)
+        os.close(descriptor)
+    assert processes_of(own_home) == []
+    # What it wrote down does not fool those who look for it.
+    assert "no stack named 'default'" in moonpool(own_home, "status").stderr
+
+
+def has_exited(descriptor: int) -> bool:
+    import select
+
+    return bool(select.select([descriptor], [], [], GONE_S_MAX)[0])
+
+
+def test_a_process_that_ends_ends_the_stack_and_is_named(own_home: Path) -> None:
+    stack = start(own_home)
+    victim = next(process for process in stack.state.processes if process.name == "decode-0")
+    os.kill(victim.pid, signal.SIGKILL)
+    assert stack.up.wait() == 1
+    assert "decode-0 ended with status -9" in stack.up.output
+    assert victim.log in stack.up.output
+    assert processes_of(own_home) == []
+
+
+def test_a_taken_port_is_told_before_anything_starts(own_home: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        done = moonpool(own_home, "up", "--model", "tiny", "--port", str(port))
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1
+    assert f"port {port}" in done.stderr
+    assert done.stdout == ""
+    assert not own_home.exists()
+
+
+def test_two_stacks_of_one_name_are_refused(tiny_stack: RunningStack, home: Path) -> None:
+    done = moonpool(home, "up", "--model", "tiny", "--port", "0", "--name", tiny_stack.name)
+    assert done.returncode == 1
+    assert "already running" in done.stderr
+    assert tiny_stack.status()["totals"]["unreachable"] == 0
+
+
+def test_a_model_that_is_none_is_named(own_home: Path) -> None:
+    done = moonpool(own_home, "up", "--model", "/no/such/folder", "--port", "0")
+    assert done.returncode == 1
+    assert "/no/such/folder" in done.stderr
+    assert processes_of(own_home) == []
+
+
+def test_status_lists_every_instance(tiny_stack: RunningStack) -> None:
+    status = tiny_stack.status()
+    roles = sorted(role for instance in status["instances"] for role in instance["roles"])
+    assert roles == ["conductor", "decode", "decode", "gateway", "kvmeta", "prefill", "prefill"]
+    assert {instance["state"] for instance in status["instances"]} == {"serving"}
+    assert status["totals"]["instances"] == 7
+    for instance in status["instances"]:
+        in_pool = instance["blocks_free"] + instance["blocks_cached"] + instance["blocks_in_use"]
+        assert in_pool == instance["blocks"]
+        assert (instance["blocks"] > 0) == ({"prefill", "decode"} & set(instance["roles"]) != set())
+    table = tiny_stack.command("status", "--name", tiny_stack.name).stdout.splitlines()
+    assert table[0].split()[:3] == ["instance", "roles", "state"]
+    assert len(table) == 1 + 7 + 1
+
+
+def test_status_finds_the_cluster_by_its_addresses(tiny_stack: RunningStack, own_home: Path) -> None:
+    addresses = ["--nats-url", tiny_stack.state.nats_url, "--etcd-url", tiny_stack.state.etcd_url]
+    assert moonpool(own_home, "status", "--json", *addresses).returncode == 0
+    nobody = moonpool(own_home, "status", "--nats-url", "nats://127.0.0.1:1", *addresses[2:])
+    assert nobody.returncode == 1
+    assert "nats://127.0.0.1:1" in nobody.stderr
+
+
+def test_chat_answers_a_question(tiny_stack: RunningStack) -> None:
+    chat = ("chat", "--name", tiny_stack.name, "--max-tokens", "8")
+    first = tiny_stack.command(*chat, "Who are you?")
+    assert first.returncode == 0, first.stderr
+    assert first.stdout.strip()
+    assert tiny_stack.command(*chat, "Who are you?").stdout == first.stdout
+
+
+def test_serve_runs_a_service_that_joins_the_cluster(tiny_stack: RunningStack, home: Path) -> None:
+    known = {instance["instance"] for instance in tiny_stack.status()["instances"]}
+    assert "kvmeta-extra" not in known
+    done = moonpool(home, "serve", "kvmeta", "--help")
+    assert done.returncode == 0
+    assert "--nats-url" in done.stdout
