@@ -296,7 +296,7 @@ def _after_end(answer: Answer, event: Event) -> Outcome:
         case TokensCame(sender, entry):
             return answer, (TellCancel((sender,), entry.attempt),)
         case FinishCame(sender, finish):
-            return answer, (TellFinish(sender, finish.attempt, finish.output_tokens),)
+            return answer, _take_over(answer, sender, finish)
         case _:
             return answer, ()
 
@@ -346,7 +346,7 @@ def _finish(answer: Answer, sender: InstanceId, entry: FinishEntry, now_s: float
         return answer, _cancel_stale(answer, sender, entry.attempt)
     if entry.output_tokens > answer.next_index:
         return _resume(replace(_heard(answer, sender), announced_end=entry), now_s)
-    acknowledge = (TellFinish(sender, answer.attempt, entry.output_tokens),)
+    acknowledge = _take_over(answer, sender, entry)
     return _end(answer, acknowledge, Complete(entry.reason, entry.output_tokens))
 
 
@@ -428,6 +428,13 @@ def _acknowledge(answer: Answer, output_tokens: int) -> tuple[Effect, ...]:
     if not answer.decoding:
         return _cancel_all(answer)
     return (TellFinish(answer.placement.decode, answer.attempt, output_tokens),)
+
+
+def _take_over(answer: Answer, sender: InstanceId, entry: FinishEntry) -> tuple[TellFinish, ...]:
+    """Decode keeps tokens until it hears this; prefill, where a first token ended it all, keeps none."""
+    if answer.placement is None or sender != answer.placement.decode:
+        return ()
+    return (TellFinish(sender, entry.attempt, entry.output_tokens),)
 
 
 def _end(answer: Answer, before: tuple[Effect, ...], last: Effect) -> Outcome:

@@ -88,10 +88,7 @@ class PrefillDuty:
         assert isinstance(submit, Submit)
         work = submit.work
         for request in (*self._active, *self._queue):
-            if (request.sequence.request_id, request.sequence.work.attempt) == (
-                work.request_id,
-                work.attempt,
-            ):
+            if request.is_for(work.request_id, work.attempt):
                 return Accepted(work.request_id, work.attempt)
         refusal = self._refusal(work.request_id, work.attempt)
         if refusal is not None:
