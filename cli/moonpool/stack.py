@@ -38,7 +38,7 @@ from moonpool.servers import ServerError, ServerPlan, etcd_server, nats_server
 
 READY_S_MAX_DEFAULT = 120.0
 DRAIN_S_MAX_DEFAULT = 30.0
-STOP_GRACE_S = 5.0
+STOP_GRACE_S = 10.0
 """What a service gets on top of its drain time to close what it holds."""
 SECRET_VARIABLE = "MOONPOOL_CLUSTER_SECRET"
 SECRET_BYTES = 32

@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 import json
+import shlex
 import signal
 import time
 from typing import TYPE_CHECKING
@@ -134,7 +135,8 @@ def example_curl(url: str, model: str) -> str:
         "temperature": 0,
         "stream": True,
     }
-    return f"curl -N {url}/chat/completions -H 'Content-Type: application/json' -d '{json.dumps(body)}'"
+    header = shlex.quote("Content-Type: application/json")
+    return f"curl -N {url}/chat/completions -H {header} -d {shlex.quote(json.dumps(body))}"
 
 
 COMMAND = Command("up", "start a whole stack on this machine and serve until Ctrl-C", add_arguments, run)

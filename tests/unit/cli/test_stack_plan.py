@@ -1,0 +1,120 @@
+import argparse
+import json
+import shlex
+import socket
+from pathlib import Path
+
+import pytest
+
+from kvindex.core import InstanceId
+from moonpool.commands import up
+from moonpool.errors import CommandError, UsageError
+from moonpool.roles import SERVICE_OF_ROLE, ServiceSettings, service_arguments
+from moonpool.stack import STOP_ORDER, StackConfig, check_port, members
+
+pytestmark = pytest.mark.unit
+
+SETTINGS = ServiceSettings(
+    nats_url="nats://a:1",
+    etcd_url="http://a:2",
+    model_folder=Path("/models/tiny"),
+    gateway_bind="0.0.0.0",
+    gateway_port=8000,
+    threads=2,
+    pool_bytes=1 << 20,
+    drain_s_max=30.0,
+)
+
+
+def parsed(*arguments: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    up.add_arguments(parser)
+    return parser.parse_args(arguments)
+
+
+def test_a_stack_has_one_of_each_duty_and_as_many_workers_as_asked() -> None:
+    names = [member.instance for member in members(StackConfig(name="a", model="tiny", prefill=2, coupled=1))]
+    assert names == [
+        "kvmeta-0",
+        "conductor-0",
+        "prefill-0",
+        "prefill-1",
+        "decode-0",
+        "coupled-0",
+        "gateway-0",
+    ]
+
+
+def test_every_service_is_stopped_and_the_gateway_first() -> None:
+    stopped = [role for roles in STOP_ORDER for role in roles]
+    assert stopped[0] == "gateway"
+    assert sorted(stopped) == sorted(SERVICE_OF_ROLE)
+
+
+@pytest.mark.parametrize("role", sorted(SERVICE_OF_ROLE))
+def test_no_secret_is_on_a_command_line_and_all_know_the_servers(role: str) -> None:
+    arguments = service_arguments(role, InstanceId(f"{role}-0"), SETTINGS)
+    assert arguments[0] == "-m"
+    assert ("nats://a:1" in arguments, "http://a:2" in arguments) == (True, True)
+    assert not any("secret" in argument for argument in arguments)
+
+
+def test_only_the_gateway_listens_where_clients_come() -> None:
+    listening = {
+        role for role in SERVICE_OF_ROLE if "8000" in service_arguments(role, InstanceId("x"), SETTINGS)
+    }
+    assert listening == {"gateway"}
+
+
+def test_only_workers_get_memory_and_threads() -> None:
+    sized = {
+        role
+        for role in SERVICE_OF_ROLE
+        if "--pool-bytes" in service_arguments(role, InstanceId("x"), SETTINGS)
+    }
+    assert sized == {"prefill", "decode", "coupled"}
+
+
+@pytest.mark.parametrize(
+    "flags", [["--prefill", "0"], ["--decode", "0"], ["--prefill", "0", "--decode", "0"]]
+)
+def test_a_stack_that_could_not_answer_is_refused(flags: list[str]) -> None:
+    with pytest.raises(UsageError, match="--coupled"):
+        up.stack_config(parsed(*flags))
+
+
+@pytest.mark.parametrize("name", ["", "../up", "a/b", "-x", "a" * 65])
+def test_a_name_that_is_no_folder_name_is_refused(name: str) -> None:
+    with pytest.raises(UsageError, match="--name"):
+        up.stack_config(parsed(f"--name={name}"))
+
+
+def test_flags_reach_the_stack() -> None:
+    flags = ["--model", "tiny", "--prefill", "0", "--decode", "0", "--coupled", "2", "--port", "0"]
+    more = ["--threads", "3", "--pool-bytes", "2097152", "--drain-timeout", "5", "--name", "mine"]
+    assert up.stack_config(parsed(*flags, *more)) == StackConfig(
+        name="mine",
+        model="tiny",
+        prefill=0,
+        decode=0,
+        coupled=2,
+        threads=3,
+        pool_bytes=2097152,
+        drain_s_max=5.0,
+    )
+
+
+def test_the_example_is_a_command_a_shell_understands() -> None:
+    words = shlex.split(up.example_curl("http://127.0.0.1:8000/v1", "it's"))
+    assert words[:3] == ["curl", "-N", "http://127.0.0.1:8000/v1/chat/completions"]
+    assert json.loads(words[-1])["model"] == "it's"
+
+
+def test_a_taken_port_and_a_host_of_others_are_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(CommandError, match=f"port {port}: Address already in use"):
+            check_port("127.0.0.1", port)
+    check_port("127.0.0.1", port)
+    with pytest.raises(CommandError, match=r"192\.0\.2\.1"):
+        check_port("192.0.2.1", 0)
