@@ -1,4 +1,5 @@
 import pytest
+from tests.support.eventually import Clock
 
 from cluster import subjects
 from cluster.errors import RetryableError
@@ -9,7 +10,6 @@ from kvindex.core import InstanceId, InstanceMatch, Tier, TierRun
 from kvindex.directory import Directory
 from kvmeta.matcher import Matcher
 from kvmeta.metrics import KvmetaMetrics
-from tests.support.eventually import Clock
 
 pytestmark = pytest.mark.unit
 

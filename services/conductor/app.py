@@ -1,0 +1,87 @@
+"""A conductor as the lifecycle drives it: the view follows first, then requests are answered."""
+
+import time
+from collections.abc import Iterable, Mapping
+
+from aiohttp import web
+
+from cluster import subjects
+from cluster.bus import Handler, Subscription
+from cluster.context import ServiceContext
+from cluster.messages import InstanceRecord
+from cluster.registry import RegistryEvent
+from conductor.cluster_state import ClusterState
+from conductor.config import ConductorConfig
+from conductor.metrics import ConductorMetrics
+from conductor.scheduler import Scheduler
+from policy.core import InstanceState, LoadSnapshot
+from policy.place import PlacementLimits
+
+
+class ConductorApp:
+    def __init__(self, context: ServiceContext, config: ConductorConfig) -> None:
+        self._context = context
+        self._config = config
+        self._state = ClusterState(
+            context.bus,
+            context.log,
+            time.monotonic,
+            booking_ttl_s=config.booking_ttl_s,
+            describe_timeout_s=config.describe_timeout_s,
+        )
+        self._metrics = ConductorMetrics(context.metrics.registry)
+        self._metrics.bookings.set_function(lambda: len(self._state.current().bookings))
+        self._scheduler = Scheduler(
+            context.bus,
+            self._state,
+            PlacementLimits(silence_s_max=config.silence_s_max),
+            self._metrics,
+            context.log,
+            time.monotonic,
+            match_timeout_ms=config.match_timeout_ms,
+        )
+        self._subscription: Subscription | None = None
+
+    async def start(self) -> InstanceRecord:
+        await self._state.start()
+        self._context.registry.on_change(self._registry_changed)
+        self._state.registry_changed(self._context.registry.instances)
+        await self._state.described()
+        self._subscription = await self._context.bus.subscribe(
+            subjects.SCHEDULE_STANDBY if self._config.standby else subjects.SCHEDULE,
+            self._scheduler.schedule,
+            queue=subjects.CONDUCTOR_QUEUE,
+            concurrency_max=self._config.decisions_in_flight_max,
+            pending_max=self._config.decisions_pending_max,
+        )
+        return self._context.record()
+
+    def load(self) -> LoadSnapshot:
+        return LoadSnapshot(
+            instance=self._context.instance,
+            roles=self._context.roles,
+            state=InstanceState.SERVING,
+            requests=self._scheduler.in_flight,
+        )
+
+    def handlers(self) -> Mapping[type, Handler]:
+        return {}
+
+    def routes(self) -> Iterable[web.RouteDef]:
+        return ()
+
+    async def drain(self, deadline_s: float) -> None:
+        """A decision takes no longer than its wait for kvmeta: that bounds this, not `deadline_s`."""
+        await self._stop_answering()
+
+    async def close(self) -> None:
+        await self._stop_answering()
+        await self._state.close()
+
+    async def _stop_answering(self) -> None:
+        subscription, self._subscription = self._subscription, None
+        if subscription is not None:
+            await subscription.unsubscribe()
+
+    def _registry_changed(self, _: RegistryEvent) -> None:
+        self._state.registry_changed(self._context.registry.instances)

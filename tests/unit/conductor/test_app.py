@@ -1,0 +1,91 @@
+from contextlib import asynccontextmanager
+
+import pytest
+from tests.support.contexts import deregister, register, service_context
+from tests.support.eventually import eventually
+from tests.support.records import worker
+from tests.support.views import D1, P1, request
+
+from cluster import subjects
+from cluster.errors import NoResponderError
+from cluster.testing import FakeBroker, FakeStore
+from conductor.app import ConductorApp
+from conductor.config import ConductorConfig
+from policy.core import InstanceState, Placement, Rejection, Role
+
+pytestmark = pytest.mark.unit
+
+ASK_TIMEOUT_S = 5.0
+
+
+class Stage:
+    def __init__(self) -> None:
+        self.broker = FakeBroker()
+        self.store = FakeStore()
+        self.gateway = self.broker.bus("g1")
+
+    @asynccontextmanager
+    async def conductor(self, **settings):
+        config = ConductorConfig(**settings)
+        async with service_context(self.broker, self.store, "conductor-1", Role.CONDUCTOR, config) as context:
+            app = ConductorApp(context, config)
+            try:
+                yield app, context
+            finally:
+                await app.close()
+
+    async def ask(self, subject: str = subjects.SCHEDULE, name: str = "r"):
+        return await self.gateway.request(subject, request(name), timeout_s=ASK_TIMEOUT_S)
+
+
+@pytest.fixture
+async def stage() -> Stage:
+    return Stage()
+
+
+async def test_places_on_what_was_registered_before_and_after_it_started(stage: Stage):
+    register(stage.store, worker("p1", Role.PREFILL))
+    async with stage.conductor() as (app, context):
+        record = await app.start()
+        assert (record.instance, record.roles, record.model) == ("conductor-1", (Role.CONDUCTOR,), None)
+        assert isinstance(await stage.ask(), Rejection)
+        register(stage.store, worker("d1", Role.DECODE))
+        await eventually(lambda: D1 in context.registry.instances)
+        placement = await stage.ask()
+        assert isinstance(placement, Placement)
+        assert (placement.prefill, placement.decode) == (P1, D1)
+        deregister(stage.store, "p1")
+        await eventually(lambda: P1 not in context.registry.instances)
+        assert isinstance(await stage.ask(), Rejection)
+
+
+async def test_a_standby_answers_only_on_its_own_subject(stage: Stage):
+    async with stage.conductor(standby=True) as (app, _):
+        await app.start()
+        with pytest.raises(NoResponderError):
+            await stage.ask()
+        assert isinstance(await stage.ask(subjects.SCHEDULE_STANDBY), Rejection)
+
+
+async def test_answers_nothing_once_drained(stage: Stage):
+    async with stage.conductor() as (app, _):
+        await app.start()
+        await app.drain(1.0)
+        with pytest.raises(NoResponderError):
+            await stage.ask()
+
+
+async def test_load_and_metrics(stage: Stage):
+    register(stage.store, worker("p1", Role.PREFILL), worker("d1", Role.DECODE))
+    async with stage.conductor() as (app, context):
+        await app.start()
+        await stage.ask(name="a")
+        await stage.ask(name="b")
+        load = app.load()
+        assert (load.instance, load.requests, load.state) == ("conductor-1", 0, InstanceState.SERVING)
+        assert "moonpool_conductor_bookings 2.0" in context.metrics.exposition().decode()
+
+
+async def test_closes_without_having_started(stage: Stage):
+    async with stage.conductor():
+        pass
