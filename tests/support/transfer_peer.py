@@ -1,0 +1,171 @@
+"""An endpoint in a process of its own, driven over JSON lines, and the handle to drive it.
+
+The process runs `python -m tests.support.transfer_peer NAME MEMORY_BYTES LIMITS_JSON`. Each command
+is a JSON object with `id` and `do`; each answer carries the `id`. Commands run at once, so that a
+process can be asked something while it writes.
+"""
+
+import asyncio
+import itertools
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kvtransfer import Access, Endpoint, Grant, Limits, TransferError, checksum
+
+SECRET = b"the secret that this cluster has"
+ANSWER_S_MAX = 30.0
+_ROOT = Path(__file__).parents[2]
+
+
+class PeerProcess:
+    """Handle of one running peer process."""
+
+    def __init__(self, name: str, process: asyncio.subprocess.Process) -> None:
+        self.name = name
+        self.pid = process.pid
+        self._process = process
+        self._numbers = itertools.count(1)
+        self._answers: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self._reading = asyncio.create_task(self._read())
+        self.descriptor = ""
+
+    @classmethod
+    @asynccontextmanager
+    async def run(cls, name: str, memory_bytes: int, **limits: float) -> AsyncIterator["PeerProcess"]:
+        """A peer that listens; it is ended by its pid, whatever state the test left it in."""
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "tests.support.transfer_peer"),
+            *(name, str(memory_bytes), json.dumps(limits)),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            cwd=_ROOT,
+        )
+        peer = cls(name, process)
+        try:
+            peer.descriptor = (await peer.ask("descriptor"))["descriptor"]
+            yield peer
+        finally:
+            await peer.kill()
+
+    async def ask(self, do: str, **arguments: Any) -> dict[str, Any]:
+        """Do a command and wait for its answer."""
+        number = next(self._numbers)
+        answer = asyncio.get_running_loop().create_future()
+        self._answers[number] = answer
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps({"id": number, "do": do, **arguments}).encode() + b"\n")
+        async with asyncio.timeout(ANSWER_S_MAX):
+            return await answer
+
+    def stop(self) -> None:
+        """SIGSTOP; returns when the process stands."""
+        os.kill(self.pid, signal.SIGSTOP)
+        while Path(f"/proc/{self.pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "T":
+            os.sched_yield()
+
+    def resume(self) -> None:
+        os.kill(self.pid, signal.SIGCONT)
+
+    async def kill(self) -> None:
+        """SIGKILL, and wait for the end."""
+        if self._process.returncode is None:
+            os.kill(self.pid, signal.SIGKILL)
+        await self._process.wait()
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        await self._reading
+
+    async def _read(self) -> None:
+        assert self._process.stdout is not None
+        async for line in self._process.stdout:
+            answer = json.loads(line)
+            self._answers.pop(answer["id"]).set_result(answer)
+        for future in self._answers.values():
+            future.cancel()
+
+
+class _Served:
+    """The endpoint inside the process."""
+
+    def __init__(self, endpoint: Endpoint, memory_bytes: int) -> None:
+        self._endpoint = endpoint
+        self._memory = np.zeros(memory_bytes, dtype=np.uint8)
+        self._region = endpoint.register(self._memory)
+        self._grants: dict[str, Grant] = {}
+
+    async def do(self, command: dict[str, Any]) -> dict[str, Any]:
+        match command["do"]:
+            case "descriptor":
+                return {"descriptor": self._endpoint.descriptor()}
+            case "fill":
+                self._memory[:] = command["value"]
+                return {}
+            case "count":
+                return {"count": int((self._memory == command["value"]).sum())}
+            case "checksum":
+                return {"checksum": checksum(self._region, command["ranges"])}
+            case "grant":
+                return self._grant(command)
+            case "revoke":
+                await self._endpoint.revoke(self._grants.pop(command["token"]))
+                return {}
+            case "written":
+                return {"bytes": self._endpoint.written_bytes(self._grants[command["token"]])}
+            case "write" | "read":
+                return await self._transfer(command)
+            case unknown:
+                raise ValueError(f"unknown command {unknown}")
+
+    def _grant(self, command: dict[str, Any]) -> dict[str, Any]:
+        grant = self._endpoint.grant(
+            self._region,
+            command["ranges"],
+            peer=command["peer"],
+            generation=command.get("generation", 1),
+            access=Access(command.get("access", "write")),
+        )
+        self._grants[grant.token] = grant
+        return {"token": grant.token}
+
+    async def _transfer(self, command: dict[str, Any]) -> dict[str, Any]:
+        timeout_s = command.get("timeout_s", 20.0)
+        try:
+            peer = await self._endpoint.connect(command["descriptor"], timeout_s=timeout_s)
+            call = peer.write if command["do"] == "write" else peer.read
+            moved = await call(
+                self._region, command["local"], command["token"], command["remote"], timeout_s=timeout_s
+            )
+        except TransferError as error:
+            return {"error": type(error).__name__, "retryable": error.retryable, "text": str(error)}
+        return {"bytes": moved}
+
+
+async def _main(name: str, memory_bytes: int, limits: Limits) -> None:
+    endpoint = Endpoint(name, SECRET, limits=limits)
+    await endpoint.start()
+    served = _Served(endpoint, memory_bytes)
+    loop = asyncio.get_running_loop()
+    lines = asyncio.StreamReader()
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)
+
+    async def answer(command: dict[str, Any]) -> None:
+        reply = {"id": command["id"], **await served.do(command)}
+        sys.stdout.write(json.dumps(reply) + "\n")
+        sys.stdout.flush()
+
+    async with asyncio.TaskGroup() as commands:
+        async for line in lines:
+            commands.create_task(answer(json.loads(line)))
+    await endpoint.close()
+
+
+if __name__ == "__main__":
+    asyncio.run(_main(sys.argv[1], int(sys.argv[2]), Limits(**json.loads(sys.argv[3]))))
