@@ -8,9 +8,8 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
-from cluster.service import ServiceContext
-
 from cluster.messages import ModelInfo, Work
+from cluster.service import ServiceContext
 from engine.engine import Engine
 from engine.layout import KVLayout
 from engine.loader import load_model
@@ -118,7 +117,7 @@ class Node:
         try:
             await work
         except Exception:
-            self.context.log.exception("task failed", extra={"task": what})
+            self.context.log.exception("task failed", task=what)
 
     async def _profile(self) -> CostCoefficients:
         block_ids = self.pool.allocate(min(PROFILE_BLOCKS_MAX, self.pool.available()))

@@ -3,12 +3,11 @@
 import asyncio
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from logging import LoggerAdapter
-from typing import Any
 
 from cluster import subjects
 from cluster.bus import Bus
 from cluster.errors import MoonpoolError
+from cluster.logs import Logger
 from cluster.messages import FailedEntry, FinishEntry, ProgressEntry, StreamBatch, TokensEntry
 from kvindex.core import InstanceId
 
@@ -29,7 +28,7 @@ class Outbox:
     """
 
     bus: Bus
-    log: "LoggerAdapter[Any]"
+    log: Logger
     _pending: dict[InstanceId, list[Entry]] = field(default_factory=dict)
     _filled: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -51,7 +50,7 @@ class Outbox:
                 try:
                     await self.bus.publish(subjects.stream(gateway), batch)
                 except MoonpoolError as error:
-                    self.log.warning("stream entries lost", extra={"gateway": gateway, "error": str(error)})
+                    self.log.warning("stream entries lost", gateway=gateway, error=error)
 
 
 def batches(entries: list[Entry]) -> Iterator[StreamBatch]:

@@ -3,12 +3,11 @@
 import asyncio
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from logging import LoggerAdapter
-from typing import Any
 
 from cluster import subjects
 from cluster.bus import Bus, Received, Subscription
 from cluster.errors import MoonpoolError
+from cluster.logs import Logger
 from cluster.messages import BlockEvents, InventoryChunk, InventoryRequest
 from kvindex.core import BlockEvent, Tier
 from kvpool import BlockPool
@@ -22,7 +21,7 @@ HASH_BYTES = 16
 
 
 class PoolReporter:
-    def __init__(self, bus: Bus, pool: BlockPool, log: "LoggerAdapter[Any]") -> None:
+    def __init__(self, bus: Bus, pool: BlockPool, log: Logger) -> None:
         self._bus = bus
         self._pool = pool
         self._log = log
@@ -52,7 +51,7 @@ class PoolReporter:
                 try:
                     await self._bus.publish(subjects.kv_events(self._bus.instance), message)
                 except MoonpoolError as error:
-                    self._log.warning("block events lost", extra={"error": str(error)})
+                    self._log.warning("block events lost", error=error)
 
     async def _inventory(self, received: Received) -> tuple[InventoryChunk, ...]:
         if not isinstance(received.body, InventoryRequest):

@@ -140,7 +140,7 @@ class PrefillRequest:
             case prefill.SendRelease(generation):
                 self._node.spawn(self._release(generation), "release")
             case prefill.TellFailed(detail):
-                self._node.context.log.warning("prefill failed", extra=self._log_fields(detail))
+                self._node.context.log.warning("prefill failed", **self._log_fields(detail))
                 self._tell(FailedEntry(self._work.request_id, self._work.attempt, True, detail))
             case prefill.Free():
                 self._node.spawn(self._free(), "free")
@@ -209,7 +209,7 @@ class PrefillRequest:
         try:
             answer = await self._request(Renew(work.request_id, work.attempt, generation, self._ttl_s()))
         except MoonpoolError as error:
-            self._node.context.log.info("renew unanswered", extra=self._log_fields(str(error)))
+            self._node.context.log.info("renew unanswered", **self._log_fields(str(error)))
             return
         if isinstance(answer, Refused):
             self.feed(prefill.RenewRefused(f"{answer.reason} {answer.detail}"))
@@ -267,7 +267,7 @@ class PrefillRequest:
                 await self._request(Release(work.request_id, work.attempt, generation))
                 return
             except MoonpoolError as error:
-                self._node.context.log.info("release unanswered", extra=self._log_fields(str(error)))
+                self._node.context.log.info("release unanswered", **self._log_fields(str(error)))
 
     async def _free(self) -> None:
         """No step and no write uses the blocks any more; then they go back, the full ones cached."""

@@ -8,9 +8,8 @@ import asyncio
 from collections.abc import Callable
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
-from logging import LoggerAdapter
-from typing import Any
 
+from cluster.logs import Logger
 from engine.engine import SequenceStep
 from kvpool import BlockPool, NoBlocksError
 from policy.plan_step import DecodeWork, PrefillWork, StepLimits, StepPlan, plan_step
@@ -39,7 +38,7 @@ class StepLoop:
         layers: int,
         metrics: WorkerMetrics,
         step_done: Callable[[], None],
-        log: "LoggerAdapter[Any]",
+        log: Logger,
     ) -> None:
         self._engine = engine
         self._pool = pool
@@ -94,7 +93,7 @@ class StepLoop:
     def _preempt(self, plan: StepPlan) -> None:
         """The blocks of a preempted sequence go back to the pool, its KV is recomputed later."""
         for sequence in [s for s in self._sequences if s.request_id in plan.preempted]:
-            self._log.info("preempted", extra={"request_id": sequence.request_id})
+            self._log.info("preempted", request_id=sequence.request_id)
             self._metrics.preemptions.inc()
             sequence.give_back(self._pool)
             self._sequences.remove(sequence)

@@ -1,5 +1,12 @@
-"""Settings of the decode service: those of every worker."""
+"""Settings of the decode service."""
 
-from worker.config import WorkerConfig as Config
+from dataclasses import dataclass, field
 
-__all__ = ["Config"]
+from worker.config import WorkerConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeConfig(WorkerConfig):
+    coupled: bool = field(
+        default=False, metadata={"help": "prefill here too: requests may be placed on this instance alone"}
+    )

@@ -1,5 +1,10 @@
-"""Settings of the prefill service: those of every worker."""
+"""Settings of the prefill service."""
 
-from worker.config import WorkerConfig as Config
+from dataclasses import dataclass
 
-__all__ = ["Config"]
+from worker.config import WorkerConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefillConfig(WorkerConfig):
+    """Those of every worker."""
