@@ -57,7 +57,7 @@ class EtcdControl:
     def __init__(self, url: str, metrics: ServiceMetrics, log: Logger, call_timeout_s: float) -> None:
         self._servers = [_parse_server(part) for part in url.split(",")]
         self._next_server = 0
-        self._metrics = metrics
+        self.metrics = metrics
         self._log = log
         self._call_timeout_s = call_timeout_s
         self._executor = ThreadPoolExecutor(CALL_THREADS_MAX, thread_name_prefix="etcd")
@@ -83,15 +83,20 @@ class EtcdControl:
         Raises DisconnectedError where no server answers within `timeout_s`, ConfigError for a bad URL.
         """
         control = cls(url, metrics, log, call_timeout_s)
-        deadline_s = asyncio.get_running_loop().time() + timeout_s
-        while True:
+        try:
+            await asyncio.wait_for(control._reach(), timeout_s)
+        except TimeoutError as error:
+            raise DisconnectedError(f"no etcd answers at {url} within {timeout_s:g} s") from error
+        finally:
+            if not control.connected:
+                await control.close()
+        return control
+
+    async def _reach(self) -> None:
+        while not self._connected:
             try:
-                await control.get("/")
-                return control
-            except DisconnectedError as error:
-                if asyncio.get_running_loop().time() + WATCH_RETRY_S > deadline_s:
-                    await control.close()
-                    raise DisconnectedError(f"no etcd answers at {url} within {timeout_s:g} s") from error
+                await self.get("/")
+            except DisconnectedError:
                 await asyncio.sleep(WATCH_RETRY_S)
 
     @property
@@ -192,7 +197,7 @@ class EtcdControl:
             raise DisconnectedError(f"etcd: {operation} failed: {_describe(error)}") from error
         finally:
             elapsed_s = loop.time() - started_s
-            self._metrics.control_call_s.labels(operation, outcome).observe(elapsed_s)
+            self.metrics.control_call_s.labels(operation, outcome).observe(elapsed_s)
 
     def _run(self, call: Callable[[MultiEndpointEtcd3Client], ResultT]) -> ResultT:
         with self._client_lock:
@@ -215,14 +220,14 @@ class EtcdControl:
         return MultiEndpointEtcd3Client([endpoint], timeout=self._call_timeout_s)
 
     def _set_connected(self, connected: bool) -> None:
-        self._metrics.control_connected.set(connected)
+        self.metrics.control_connected.set(connected)
         if connected != self._connected:
             self._connected = connected
             if not connected and not self._closed:
                 self._log.warning("control plane disconnected")
 
     async def _watch(self, prefix: str) -> AsyncGenerator[WatchEvent, None]:
-        watch = _Watch(prefix, self.new_client, asyncio.get_running_loop(), self._metrics, self._log)
+        watch = _Watch(prefix, self.new_client, asyncio.get_running_loop(), self.metrics, self._log)
         self._watches.add(watch)
         watch.start()
         try:
@@ -393,7 +398,11 @@ def _describe(error: BaseException) -> str:
 
 
 def _parse_server(url: str) -> tuple[str, int]:
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+        port = parts.port or ETCD_PORT
+    except ValueError:
+        raise ConfigError(f"etcd_url: {url!r} must have the form http://host:port") from None
     if parts.scheme != "http" or not parts.hostname or parts.username or parts.path.strip("/"):
         raise ConfigError(f"etcd_url: {url!r} must have the form http://host:port")
-    return parts.hostname, parts.port or ETCD_PORT
+    return parts.hostname, port

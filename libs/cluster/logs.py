@@ -68,9 +68,10 @@ class Logger:
     def error(self, message: str, **fields: object) -> None:
         self.log(Level.ERROR, message, **fields)
 
-    def exception(self, message: str, error: BaseException, **fields: object) -> None:
-        """An error that nobody expected, with its traceback."""
-        trace = "".join(traceback.format_exception(error))
+    def exception(self, message: str, error: BaseException | None = None, **fields: object) -> None:
+        """An error that nobody expected, with its traceback; None is the one being handled."""
+        error = error if error is not None else sys.exc_info()[1]
+        trace = "".join(traceback.format_exception(error)) if error is not None else ""
         self.log(Level.ERROR, message, error=repr(error), traceback=trace, **fields)
 
     def log(self, level: Level, message: str, **fields: object) -> None:

@@ -1,0 +1,207 @@
+"""The life of every service's process: start → register → serve → drain → deregister → close.
+
+Owns the order of things, the signals, the exit status. A service brings a `ServiceApp`; what it is given
+is a `ServiceContext`. Knows no service.
+"""
+
+import asyncio
+import contextlib
+import os
+import secrets
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeVar
+
+from cluster import keys
+from cluster.admin import VERSION, AdminServer, listen
+from cluster.bus import Bus
+from cluster.config import HelpRequested, load_config
+from cluster.context import Build, ServiceApp, ServiceConfig, ServiceContext
+from cluster.control import ControlPlane
+from cluster.errors import ConfigError, MoonpoolError
+from cluster.etcd_control import EtcdControl
+from cluster.life import EXIT_FAILED, EXIT_OK, Life, Stop, closing, unless_stopped
+from cluster.logs import Level, Logger, capture_standard_logging
+from cluster.metrics import ServiceMetrics
+from cluster.nats_bus import NatsBus
+from cluster.registry import Registry
+from kvindex.core import InstanceId
+from policy.core import Role
+
+__all__ = [
+    "Build",
+    "ServiceApp",
+    "ServiceConfig",
+    "ServiceContext",
+    "Stop",
+    "run_service",
+    "serve",
+    "service_main",
+]
+
+REQUEST_BYTES_MAX = 1024 * 1024
+"""HTTP request bodies, where the service names no other bound."""
+SEED_BYTES = 32
+ENGINE_ROLES = frozenset({Role.PREFILL, Role.DECODE})
+
+EXIT_USAGE = 2
+
+ConfigT = TypeVar("ConfigT", bound=ServiceConfig)
+
+
+class Connect(Protocol):
+    """Makes the connections of one process; tests give fakes."""
+
+    async def __call__(
+        self,
+        config: ServiceConfig,
+        instance: InstanceId,
+        incarnation: int,
+        metrics: ServiceMetrics,
+        log: Logger,
+    ) -> tuple[Bus, ControlPlane]: ...
+
+
+def service_main(
+    config_class: type[ConfigT],
+    role: str,
+    start: Callable[[ConfigT], int],
+    argv: Sequence[str] | None = None,
+) -> int:
+    """What `python -m <role>` does: read the settings, then `start(config)`, usually `run_service`.
+
+    The exit status; 2 with one line on standard error where a setting is wrong.
+    """
+    try:
+        config = load_config(config_class, sys.argv[1:] if argv is None else argv, os.environ, role=role)
+        return start(config)
+    except HelpRequested as help_requested:
+        print(help_requested)
+        return EXIT_OK
+    except ConfigError as error:
+        print(f"{role}: {error}", file=sys.stderr)
+        return EXIT_USAGE
+
+
+def run_service(
+    config: ServiceConfig,
+    roles: tuple[Role, ...],
+    build: Build,
+    *,
+    request_bytes_max: int = REQUEST_BYTES_MAX,
+) -> int:
+    """Run until SIGTERM or SIGINT; the exit status. `request_bytes_max` bounds HTTP request bodies.
+
+    Raises ConfigError where a setting turns out to be unusable (a port that is taken).
+    """
+
+    async def main() -> int:
+        stop = Stop()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop.ask)
+        return await serve(config, roles, build, stop, request_bytes_max=request_bytes_max, capture_logs=True)
+
+    with asyncio.Runner(loop_factory=_loop_factory(roles)) as runner:
+        return runner.run(main())
+
+
+async def serve(
+    config: ServiceConfig,
+    roles: tuple[Role, ...],
+    build: Build,
+    stop: Stop,
+    *,
+    connect: Connect | None = None,
+    request_bytes_max: int = REQUEST_BYTES_MAX,
+    capture_logs: bool = False,
+) -> int:
+    """The whole life, within a running loop; the exit status."""
+    instance = InstanceId(config.instance or f"{roles[0]}-{secrets.token_hex(4)}")
+    # Microseconds: grows from process to process of one name, and exact as a JSON number everywhere.
+    incarnation = time.time_ns() // 1000
+    service = "+".join(roles)
+    log = Logger(Level.parse(config.log_level), service=service, instance=instance)
+    if capture_logs:
+        capture_standard_logging(log)
+    metrics = ServiceMetrics()
+    metrics.info.labels(instance, service, VERSION).set(1)
+    listener = listen(config.bind, config.http_port)
+    http_url = f"http://{_bracketed(config.host)}:{listener.getsockname()[1]}"
+    log.info("starting", version=VERSION, incarnation=incarnation, http_url=http_url)
+    async with contextlib.AsyncExitStack() as stack:
+        stack.callback(listener.close)
+        try:
+            connecting = (connect or connect_servers)(config, instance, incarnation, metrics, log)
+            connections = await unless_stopped(connecting, stop.drain)
+            if connections is None:
+                return EXIT_OK
+            bus, control = connections
+            stack.push_async_callback(closing, "bus", bus.close, log)
+            stack.push_async_callback(closing, "control plane", control.close, log)
+            registry = Registry(control, metrics, log, grace_s=2 * config.lease_ttl_s)
+            stack.push_async_callback(closing, "registry", registry.close, log)
+            await registry.start(timeout_s=config.connect_s_max)
+            seed = await control.put_if_absent(keys.SEED, secrets.token_bytes(SEED_BYTES))
+            context = ServiceContext(
+                instance=instance,
+                incarnation=incarnation,
+                roles=roles,
+                config=config,
+                bus=bus,
+                control=control,
+                registry=registry,
+                metrics=metrics,
+                log=log,
+                cluster_seed=seed,
+                http_url=http_url,
+            )
+            life = Life(context, build(context), stop)
+            stack.push_async_callback(closing, "service", life.app.close, log)
+            admin = AdminServer(
+                listener, life.health, metrics, life.app.routes(), request_bytes_max=request_bytes_max
+            )
+            stack.push_async_callback(closing, "http", admin.close, log)
+            await admin.start()
+            return await life.run()
+        except ConfigError:
+            raise
+        except MoonpoolError as error:
+            log.error("service failed", error=error)
+            return EXIT_FAILED
+        except Exception as error:
+            log.exception("service failed", error)
+            return EXIT_FAILED
+
+
+async def connect_servers(
+    config: ServiceConfig, instance: InstanceId, incarnation: int, metrics: ServiceMetrics, log: Logger
+) -> tuple[Bus, ControlPlane]:
+    """NATS and etcd, each waited for `connect_s_max` at most."""
+    async with contextlib.AsyncExitStack() as stack:
+        control = await EtcdControl.connect(
+            config.etcd_url, metrics=metrics, log=log, timeout_s=config.connect_s_max
+        )
+        stack.push_async_callback(control.close)
+        bus = await NatsBus.connect(
+            config.nats_url, instance, incarnation, metrics=metrics, log=log, timeout_s=config.connect_s_max
+        )
+        stack.pop_all()
+        return bus, control
+
+
+def _loop_factory(roles: tuple[Role, ...]) -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """uvloop where it is installed, except beside an engine, which shares the process's cores."""
+    if not ENGINE_ROLES.isdisjoint(roles):
+        return None
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.new_event_loop
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
