@@ -19,6 +19,9 @@ SERVICE_OF_ROLE: Final[Mapping[str, tuple[str, ...]]] = {
 
 WORKER_ROLES: Final = frozenset({"prefill", "decode", "coupled"})
 
+EVERY_ADDRESS: Final = frozenset({"", "0.0.0.0", "::"})
+"""Where one may listen, but where nobody can be found."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceSettings:
@@ -42,6 +45,8 @@ def service_arguments(role: str, instance: InstanceId, settings: ServiceSettings
     arguments += ["--drain-s-max", f"{settings.drain_s_max:g}"]
     if role == "gateway":
         arguments += ["--bind", settings.gateway_bind, "--http-port", str(settings.gateway_port)]
+        if settings.gateway_bind not in EVERY_ADDRESS:
+            arguments += ["--host", settings.gateway_bind]
         arguments += ["--model-folder", str(settings.model_folder)]
     if role in WORKER_ROLES:
         arguments += ["--model-folder", str(settings.model_folder), "--threads", str(settings.threads)]

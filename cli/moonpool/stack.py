@@ -138,15 +138,11 @@ class Stack:
                 f"not ready within {self._config.ready_s_max:g} s; the logs are in {self._logs}"
             ) from None
 
-    async def first_exit(self) -> Child:
-        """The first process that ends, whenever that is."""
-        waits = {asyncio.create_task(child.wait()): child for child in self._children()}
-        try:
-            done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-            return waits[done.pop()]
-        finally:
-            for wait in waits:
-                wait.cancel()
+    async def failure(self) -> CommandError:
+        """Wait until a process ends by itself; what to say of it, once the end of its log was reported."""
+        child = await self._first_exit()
+        self._report(f"the end of {child.log_path}:\n{child.log_tail()}")
+        return CommandError(f"{child.name} ended with status {child.exit_status}; see {child.log_path}")
 
     async def stop(self) -> None:
         """Everything drains and goes, the gateway first. Cancelled, it leaves the rest to `kill`."""
@@ -215,18 +211,27 @@ class Stack:
                     break
         await _http_ready(self._http_url)
 
+    async def _first_exit(self) -> Child:
+        waits = {asyncio.create_task(child.wait()): child for child in self._children()}
+        try:
+            done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            return waits[done.pop()]
+        finally:
+            for wait in waits:
+                wait.cancel()
+
     async def _unless_one_exits(self, waiting: Coroutine[None, None, None]) -> None:
         """Await `waiting`; CommandError where a process ends meanwhile."""
         ready = asyncio.create_task(waiting)
-        exit_ = asyncio.create_task(self.first_exit())
+        failure = asyncio.create_task(self.failure())
         try:
-            await asyncio.wait({ready, exit_}, return_when=asyncio.FIRST_COMPLETED)
-            if exit_.done():
-                raise exited(exit_.result())
+            await asyncio.wait({ready, failure}, return_when=asyncio.FIRST_COMPLETED)
+            if failure.done():
+                raise failure.result()
             ready.result()
         finally:
             ready.cancel()
-            exit_.cancel()
+            failure.cancel()
 
     async def _stop_group(self, group: Sequence[Child]) -> None:
         running = [child for child in group if child.exit_status is None]
@@ -267,14 +272,6 @@ def find_model(name: str, report: Report) -> Path:
         return resolve_model(name, moonpool_home(), report)
     except ModelFolderError as error:
         raise CommandError(str(error)) from error
-
-
-def exited(child: Child) -> CommandError:
-    """What to say of a process that ended by itself."""
-    tail = child.log_tail()
-    return CommandError(
-        f"{child.name} ended with status {child.exit_status}; the end of {child.log_path}:\n{tail}"
-    )
 
 
 def check_port(host: str, port: int) -> None:

@@ -112,7 +112,7 @@ async def _up(config: "StackConfig") -> int:
 
 
 async def _serve(config: "StackConfig") -> None:
-    from moonpool.stack import exited, running_stack
+    from moonpool.stack import running_stack
 
     started_s = time.monotonic()
 
@@ -123,7 +123,7 @@ async def _serve(config: "StackConfig") -> None:
         state = stack.state()
         print(f"ready {state.url}", flush=True)
         print(example_curl(state.url, state.model), flush=True)
-        raise exited(await stack.first_exit())
+        raise await stack.failure()
 
 
 def example_curl(url: str, model: str) -> str:

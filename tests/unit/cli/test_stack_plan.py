@@ -1,4 +1,5 @@
 import argparse
+import dataclasses
 import json
 import shlex
 import socket
@@ -73,6 +74,14 @@ def test_only_workers_get_memory_and_threads() -> None:
         if "--pool-bytes" in service_arguments(role, InstanceId("x"), SETTINGS)
     }
     assert sized == {"prefill", "decode", "coupled"}
+
+
+@pytest.mark.parametrize(("bind", "host"), [("0.0.0.0", None), ("192.0.2.1", "192.0.2.1")])
+def test_the_gateway_is_found_where_it_listens(bind: str, host: str | None) -> None:
+    settings = dataclasses.replace(SETTINGS, gateway_bind=bind)
+    arguments = service_arguments("gateway", InstanceId("gateway-0"), settings)
+    assert arguments[arguments.index("--bind") + 1] == bind
+    assert (arguments[arguments.index("--host") + 1] if "--host" in arguments else None) == host
 
 
 @pytest.mark.parametrize(

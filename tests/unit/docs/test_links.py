@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from moonpool.__main__ import COMMANDS
+
 pytestmark = pytest.mark.unit
 
 ROOT = Path(__file__).parents[3]
@@ -68,7 +70,5 @@ def test_a_named_symbol_stands_in_its_file(path: str, symbol: str) -> None:
 
 
 def test_the_commands_of_the_readme_are_those_there_are() -> None:
-    from moonpool.__main__ import COMMANDS
-
     for command in COMMANDS:
         assert f"`moonpool {command.name}" in prose("README.md")
