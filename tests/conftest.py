@@ -6,3 +6,6 @@ import os
 os.environ["OMP_NUM_THREADS"] = "1"
 # No test may reach for a model over the network.
 os.environ["HF_HUB_OFFLINE"] = "1"
+
+pytest_plugins = ("tests.support.servers",)
+"""A real NATS and a real etcd, for whoever asks for the fixtures."""

@@ -9,6 +9,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 
 import pytest
+from tests.support.waiting import until
+
 from cluster import etcd_control
 from cluster.control import ControlPlane, Deleted, Listing, Put, WatchEvent
 from cluster.errors import ConfigError, DisconnectedError, LeaseLostError
@@ -320,27 +322,31 @@ async def test_a_server_that_hangs_fails_calls_in_time(own_etcd: ServerProcess) 
         await until_success(lambda: control.put("a", b"1"))
 
 
-async def test_a_compacted_watch_starts_over(own_etcd: ServerProcess) -> None:
-    """The revision to watch from is compacted away while the server is gone for this watcher."""
-    async with real_world(own_etcd.url) as world:
+async def test_a_watch_of_a_compacted_revision_starts_over(
+    etcd: ServerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between a listing and its watch the server forgot the revision."""
+    list_keys = etcd_control._list
+    calls = 0
+
+    def outdated(client: object, prefix: str) -> tuple[int, Listing]:
+        nonlocal calls
+        calls += 1
+        revision, listing = list_keys(client, prefix)
+        return (1 if calls == 1 else revision), listing
+
+    monkeypatch.setattr(etcd_control, "_list", outdated)
+    async with real_world(etcd.url) as world:
         control = await world.connect()
-        await control.put("/k", b"1")
-        events = control.watch_prefix("/k")
-        assert await following(events) == Listing({"/k": b"1"})
-        await asyncio.to_thread(own_etcd.kill)
-        await asyncio.to_thread(own_etcd.start)
-        await until_success(lambda: control.put("/k", b"2"))
-        await asyncio.to_thread(_compact, own_etcd)
-        await control.put("/k", b"3")
-        latest = b""
-        async with asyncio.timeout(WAIT_S):
-            async for event in events:
-                if isinstance(event, Listing):
-                    latest = event.entries["/k"]
-                elif isinstance(event, Put):
-                    latest = event.value
-                if latest == b"3":
-                    break
+        key = world.prefix + "k"
+        for value in (b"1", b"2"):
+            await control.put(key, value)
+        await asyncio.to_thread(_compact, etcd)
+        events = control.watch_prefix(world.prefix)
+        assert await following(events) == Listing({key: b"2"})
+        assert await following(events) == Listing({key: b"2"})
+        await control.put(key, b"3")
+        assert await following(events) == Put(key, b"3")
 
 
 def _compact(server: ServerProcess) -> None:
@@ -364,9 +370,7 @@ async def test_a_watcher_that_falls_behind_gets_a_new_listing(
         assert await following(events) == Listing({})
         await asyncio.to_thread(_fill, etcd, world.prefix, 1000)
         restarts = watcher.metrics.registry
-        async with asyncio.timeout(WAIT_S):
-            while not restarts.get_sample_value("moonpool_control_watch_restarts_total"):
-                await asyncio.sleep(0.01)
+        await until(lambda: bool(restarts.get_sample_value("moonpool_control_watch_restarts_total")))
         seen: set[str] = set()
         listings = 0
         async with asyncio.timeout(WAIT_S):

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from moonpool.servers import ServerProcess, etcd_server, nats_server
 
 

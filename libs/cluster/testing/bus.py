@@ -106,36 +106,23 @@ class FakeBus:
         if self._closed:
             raise DisconnectedError("the bus is closed")
         data = self._encode(subject, body)
-        self.publish_raw(subject, data, trace.traceparent() if trace else None)
-        self.metrics.bus_sent.labels(subjects.family(subject)).inc()
-
-    def publish_raw(self, subject: str, data: bytes, traceparent: str | None = None) -> None:
-        """Bytes as they are, for tests of malformed messages."""
-        raw = RawMessage(subject, data, traceparent, None)
+        raw = RawMessage(subject, data, trace.traceparent() if trace else None, None)
         if self._connected:
             self.broker.send(raw)
-            return
-        if self._buffered_bytes + len(data) > BUFFERED_BYTES_MAX:
-            raise DisconnectedError(f"disconnected and {BUFFERED_BYTES_MAX} bytes are waiting already")
-        self._buffered.append(raw)
-        self._buffered_bytes += len(data)
+        else:
+            self._buffer(raw)
+        self.metrics.bus_sent.labels(subjects.family(subject)).inc()
 
     async def request(
         self, subject: str, body: object, *, timeout_s: float, trace: TraceContext | None = None
     ) -> object:
-        return await self.request_raw(subject, self._encode(subject, body), timeout_s=timeout_s, trace=trace)
-
-    async def request_raw(
-        self, subject: str, data: bytes, *, timeout_s: float, trace: TraceContext | None = None
-    ) -> object:
-        """A request of bytes as they are, for tests of malformed messages."""
-        async with contextlib.aclosing(self._replies(subject, data, timeout_s, trace)) as replies:
+        async with contextlib.aclosing(self._replies(subject, body, timeout_s, trace)) as replies:
             async for reply in replies:
                 return reply
         raise AssertionError("replies end only by an error")
 
     def request_many(self, subject: str, body: object, *, timeout_s: float) -> AsyncIterator[object]:
-        return self._replies(subject, self._encode(subject, body), timeout_s, None)
+        return self._replies(subject, body, timeout_s, None)
 
     async def subscribe(
         self,
@@ -161,6 +148,12 @@ class FakeBus:
             await subscription.unsubscribe()
         self._set_connected(False)
 
+    def _buffer(self, raw: RawMessage) -> None:
+        if self._buffered_bytes + len(raw.data) > BUFFERED_BYTES_MAX:
+            raise DisconnectedError(f"disconnected and {BUFFERED_BYTES_MAX} bytes are waiting already")
+        self._buffered.append(raw)
+        self._buffered_bytes += len(raw.data)
+
     def _encode(self, subject: str, body: object) -> bytes:
         data = self._stamp.encode(subject, body)
         if len(data) > PAYLOAD_BYTES_MAX:
@@ -170,10 +163,11 @@ class FakeBus:
         return data
 
     async def _replies(
-        self, subject: str, data: bytes, timeout_s: float, trace: TraceContext | None
+        self, subject: str, body: object, timeout_s: float, trace: TraceContext | None
     ) -> AsyncGenerator[object, None]:
         if not self._connected:
             raise DisconnectedError("the bus is disconnected")
+        data = self._encode(subject, body)
         replies: asyncio.Queue[bytes] = asyncio.Queue()
         raw = RawMessage(subject, data, trace.traceparent() if trace else None, self._reply_to(replies))
         if self.broker.send(raw) == 0:
