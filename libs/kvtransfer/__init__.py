@@ -19,12 +19,13 @@ from kvtransfer.errors import (
     TransferTimeout,
 )
 from kvtransfer.grants import Access, Grant
-from kvtransfer.limits import Limits
+from kvtransfer.limits import SECRET_BYTES_MIN, Limits
 from kvtransfer.memory import Ranges, Region, RegisterableBuffer, checksum
 from kvtransfer.peer import Peer
 from kvtransfer.statistics import PeerStatistics
 
 __all__ = [
+    "SECRET_BYTES_MIN",
     "Access",
     "AuthError",
     "BusyError",
