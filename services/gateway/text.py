@@ -21,7 +21,8 @@ from gateway.api_types import ChatMessage
 from gateway.chat_template import ChatTemplate, TemplateError
 from gateway.detokenizer import TokenBytes
 from gateway.validate import ModelLimits, text_too_long
-from kvhash import BLOCK_TOKENS, model_fingerprint
+from kvhash import BLOCK_TOKENS, block_hashes, model_fingerprint, namespace
+from protocol.order import TOKEN_ID_BYTES
 
 TOKENIZE_THREADS = 2
 
@@ -58,10 +59,26 @@ def load_model_folder(folder: Path, name: str, dtype: str) -> ModelFolder:
     )
 
 
-class TextModel:
-    """Prompts to token ids, and the table that turns token ids into text. Close it to end its threads."""
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """`token_ids` packed int32; `block_hashes` of its full blocks, 16 bytes each, all of them."""
 
-    def __init__(self, folder: ModelFolder, *, threads: int = TOKENIZE_THREADS) -> None:
+    token_ids: bytes
+    block_hashes: bytes
+
+    @property
+    def tokens(self) -> int:
+        return len(self.token_ids) // TOKEN_ID_BYTES
+
+
+class TextModel:
+    """Prompts to token ids and block hashes, and the table that turns token ids into text.
+
+    Close it to end its threads.
+    """
+
+    def __init__(self, folder: ModelFolder, cluster_seed: bytes, *, threads: int = TOKENIZE_THREADS) -> None:
+        self.namespace = namespace(cluster_seed, folder.fingerprint)
         self.limits = folder.limits
         self.fingerprint = folder.fingerprint
         self.token_bytes = TokenBytes(folder.tokenizer)
@@ -72,21 +89,28 @@ class TextModel:
         self._text_chars_max = token_chars_max * folder.limits.context_tokens_max
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="tokenize")
 
-    async def encode_chat(self, messages: Sequence[ChatMessage]) -> bytes:
-        """Packed token ids of the rendered conversation with the answer's beginning. Raises ApiError."""
+    async def encode_chat(self, messages: Sequence[ChatMessage]) -> Prompt:
+        """The rendered conversation with the beginning of the answer. Raises ApiError."""
         self._check_length("messages", sum(_content_chars(message) for message in messages))
-        return await self._run(lambda: self._encode_chat(messages))
+        return await self._run(lambda: self._prompt(self._encode_chat(messages)))
 
-    async def encode_text(self, text: str) -> bytes:
-        """Packed token ids of a raw prompt, with what the tokenizer puts before it. Raises ApiError."""
+    async def encode_text(self, text: str) -> Prompt:
+        """A raw prompt, with what the tokenizer puts before it. Raises ApiError."""
         self._check_length("prompt", len(text))
-        return await self._run(lambda: self._encode(text, add_special_tokens=True))
+        return await self._run(lambda: self._prompt(self._encode(text, add_special_tokens=True)))
+
+    async def prompt_of(self, token_ids: Sequence[int]) -> Prompt:
+        """A prompt that came as token ids, which must be in the vocabulary."""
+        return await self._run(lambda: self._prompt(pack_token_ids(token_ids)))
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def _run(self, work: Callable[[], ResultT]) -> ResultT:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+    def _prompt(self, token_ids: bytes) -> Prompt:
+        return Prompt(token_ids, block_hashes(self.namespace, token_ids))
 
     def _check_length(self, param: str, chars: int) -> None:
         if chars > self._text_chars_max:

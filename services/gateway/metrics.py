@@ -1,0 +1,63 @@
+"""The gateway's own metrics: what clients asked, what they got, and how long they waited for it."""
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+_TTFT_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+_GAP_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
+
+
+class GatewayMetrics:
+    """Labels are routes, statuses and reasons from fixed sets; no client's word ever becomes one."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.requests = Counter(
+            "moonpool_gateway_requests", "API requests answered", ["route", "status"], registry=registry
+        )
+        self.rejected = Counter(
+            "moonpool_gateway_rejected_requests",
+            "Requests that the cluster or the gateway had no room for",
+            ["reason"],
+            registry=registry,
+        )
+        self.in_progress = Gauge(
+            "moonpool_gateway_in_progress_requests", "Generations in progress", registry=registry
+        )
+        self.client_gone = Counter(
+            "moonpool_gateway_client_gone_requests",
+            "Generations whose client left before the end",
+            registry=registry,
+        )
+        self.placements = Counter(
+            "moonpool_gateway_placements", "Placements asked, retries included", registry=registry
+        )
+        self.notices_given_up = Counter(
+            "moonpool_gateway_given_up_notices",
+            "Cancels, finishes and resumes that nobody acknowledged",
+            registry=registry,
+        )
+        self.stray_entries = Counter(
+            "moonpool_gateway_stray_entries",
+            "Stream entries of requests that are not in progress here, or malformed",
+            registry=registry,
+        )
+        self.ttft_s = Histogram(
+            "moonpool_gateway_ttft_seconds",
+            "From a request's arrival to its first token",
+            buckets=_TTFT_BUCKETS_S,
+            registry=registry,
+        )
+        self.token_gap_s = Histogram(
+            "moonpool_gateway_token_gap_seconds",
+            "Between two deliveries of tokens of one answer",
+            buckets=_GAP_BUCKETS_S,
+            registry=registry,
+        )
+        self.prompt_tokens = Counter(
+            "moonpool_gateway_prompt_tokens", "Prompt tokens of finished answers", registry=registry
+        )
+        self.cached_tokens = Counter(
+            "moonpool_gateway_cached_tokens", "Those of them that were cached", registry=registry
+        )
+        self.completion_tokens = Counter(
+            "moonpool_gateway_completion_tokens", "Tokens of finished answers", registry=registry
+        )

@@ -1,0 +1,141 @@
+"""One request to the cluster: asking a conductor for a place, submitting to prefill.
+
+Each is a question and its answer, as an event of `protocol.answer`; who asks again, and when, is decided
+there.
+"""
+
+from dataclasses import dataclass
+
+from cluster import subjects
+from cluster.bus import Bus
+from cluster.errors import DeadlineError, MoonpoolError, NoResponderError
+from cluster.messages import MATCH_BLOCKS_MAX, Accepted, PromptPart, Refused, Submit, Work
+from cluster.tracing import TraceContext
+from gateway.text import Prompt
+from kvhash import BLOCK_TOKENS, HASH_BYTES, BlockHash, Namespace, extend
+from kvindex.core import InstanceId
+from policy.core import Placement, Rejection, RequestId, SamplingParams, ScheduleRequest
+from protocol.answer import (
+    AskPlacement,
+    NotPlaced,
+    Placed,
+    SubmitAccepted,
+    SubmitRefused,
+    SubmitUnanswered,
+    Unscheduled,
+)
+from protocol.order import TOKEN_ID_BYTES
+from protocol.parts import split
+
+BLOCK_BYTES = BLOCK_TOKENS * TOKEN_ID_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What one client asked for, checked and tokenised: all that the cluster needs to know of it."""
+
+    request_id: RequestId
+    model: str
+    fingerprint: str
+    namespace: Namespace
+    prompt: Prompt
+    sampling: SamplingParams
+    trace: TraceContext
+
+
+def schedule_request(
+    order: Order, ask: AskPlacement, output_token_ids: bytes, deadline_s: float
+) -> ScheduleRequest:
+    """The question for a placement; after a loss the output so far counts as prompt."""
+    output_tokens = len(output_token_ids) // TOKEN_ID_BYTES
+    return ScheduleRequest(
+        request_id=order.request_id,
+        attempt=ask.attempt,
+        model=order.model,
+        fingerprint=order.fingerprint,
+        prompt_tokens=order.prompt.tokens + output_tokens,
+        output_tokens_max=order.sampling.output_tokens_max - output_tokens,
+        block_hashes=_all_hashes(order, output_token_ids)[: MATCH_BLOCKS_MAX * HASH_BYTES],
+        deadline_s=deadline_s,
+        excluded=ask.excluded,
+        resumed=ask.resumed,
+    )
+
+
+async def ask_placement(
+    bus: Bus, question: ScheduleRequest, trace: TraceContext, timeout_s: float
+) -> Placed | NotPlaced | Unscheduled:
+    """The answer of a conductor, or of a standby conductor where none answers."""
+    try:
+        answer = await _ask_conductors(bus, question, trace, timeout_s)
+    except MoonpoolError as error:
+        return Unscheduled(question.attempt, f"no conductor answered: {error}")
+    if isinstance(answer, Placement) and answer.request_id == question.request_id:
+        return Placed(answer)
+    if isinstance(answer, Rejection) and answer.request_id == question.request_id:
+        return NotPlaced(answer)
+    return Unscheduled(question.attempt, f"a conductor answered with {type(answer).__name__}")
+
+
+async def _ask_conductors(
+    bus: Bus, question: ScheduleRequest, trace: TraceContext, timeout_s: float
+) -> object:
+    try:
+        return await bus.request(subjects.SCHEDULE, question, timeout_s=timeout_s, trace=trace)
+    except (NoResponderError, DeadlineError):
+        return await bus.request(subjects.SCHEDULE_STANDBY, question, timeout_s=timeout_s, trace=trace)
+
+
+async def submit(
+    bus: Bus,
+    order: Order,
+    placement: Placement,
+    output_token_ids: bytes,
+    *,
+    gateway: InstanceId,
+    deadline_s: float,
+    timeout_s: float,
+) -> SubmitAccepted | SubmitRefused | SubmitUnanswered:
+    """Hand the request to prefill: first the parts of a long prompt, then the submit itself."""
+    parts = split(order.prompt.token_ids)
+    work = Work(
+        request_id=order.request_id,
+        attempt=placement.attempt,
+        gateway=gateway,
+        fingerprint=order.fingerprint,
+        sampling=order.sampling,
+        prompt_tokens=order.prompt.tokens,
+        prompt_token_ids=b"" if parts else order.prompt.token_ids,
+        prompt_parts=len(parts),
+        output_token_ids=output_token_ids,
+        deadline_s=deadline_s,
+    )
+    messages: list[PromptPart | Submit] = [
+        PromptPart(order.request_id, placement.attempt, part, len(parts), token_ids)
+        for part, token_ids in enumerate(parts)
+    ]
+    messages.append(Submit(work, placement.decode, placement.source, placement.prefix_blocks))
+    subject = subjects.instance(placement.prefill)
+    for message in messages:
+        try:
+            answer = await bus.request(subject, message, timeout_s=timeout_s, trace=order.trace)
+        except MoonpoolError as error:
+            return SubmitUnanswered(placement.attempt, f"{placement.prefill} did not answer: {error}")
+        if isinstance(answer, Refused):
+            return SubmitRefused(placement.attempt, answer.reason, answer.detail, answer.retry_after_s)
+        if not isinstance(answer, Accepted):
+            return SubmitUnanswered(
+                placement.attempt, f"{placement.prefill} answered with {type(answer).__name__}"
+            )
+    return SubmitAccepted(placement.attempt)
+
+
+def _all_hashes(order: Order, output_token_ids: bytes) -> bytes:
+    """The chain goes on behind the prompt's last full block."""
+    hashes = order.prompt.block_hashes
+    if not output_token_ids:
+        return hashes
+    parent = BlockHash(hashes[-HASH_BYTES:]) if hashes else None
+    hashed_bytes = len(hashes) // HASH_BYTES * BLOCK_BYTES
+    rest = order.prompt.token_ids[hashed_bytes:] + output_token_ids
+    return hashes + extend(parent, order.namespace, rest)

@@ -1,0 +1,189 @@
+"""All requests in progress at this gateway: admission, the stream of tokens, outages, draining.
+
+Owns who is in progress and the subscription on `stream.<gateway>`; each request's own life is
+`gateway.running`'s. An entry of a request that is not in progress is answered as an ended one would: its
+sender is told to finish or to cancel.
+"""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from cluster import subjects
+from cluster.bus import Bus, Received, Subscription
+from cluster.errors import ProtocolError
+from cluster.logs import Logger
+from cluster.messages import (
+    Cancel,
+    FailedEntry,
+    Finish,
+    FinishEntry,
+    StreamBatch,
+    TokensEntry,
+)
+from gateway.answer_text import AnswerText
+from gateway.api_errors import OVERLOADED, UNAVAILABLE, ApiError
+from gateway.metrics import GatewayMetrics
+from gateway.notices import Notices
+from gateway.placing import Order
+from gateway.running import RequestLimits, RunningRequest
+from kvindex.core import InstanceId
+from policy.core import RequestId
+from protocol import answer
+from protocol.answer import Answer, Event, Phase
+from protocol.order import TOKEN_ID_BYTES
+
+STREAM_BATCHES_MAX = 65_536
+"""Batches that may wait to be taken in; the bus drops and counts what is over it, resume fetches it."""
+SETTLE_S_MAX = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayLimits:
+    """Bounds of the whole gateway. `requests_max`: requests in progress, being read and tokenised
+    included."""
+
+    requests_max: int = 1024
+    notice_timeout_s: float = 2.0
+    request: RequestLimits = field(default_factory=RequestLimits)
+
+
+class Requests:
+    """`start` before the first request; `drain`, then `close`."""
+
+    def __init__(self, bus: Bus, metrics: GatewayMetrics, log: Logger, limits: GatewayLimits) -> None:
+        self._bus = bus
+        self._metrics = metrics
+        self._log = log
+        self._limits = limits
+        self._notices = Notices(bus, metrics, log, timeout_s=limits.notice_timeout_s)
+        self._running: dict[RequestId, RunningRequest] = {}
+        self._admitted = 0
+        self._draining = False
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._subscription: Subscription | None = None
+
+    @property
+    def in_progress(self) -> int:
+        return self._admitted
+
+    async def start(self) -> None:
+        # One at a time: the entries of one sender must be taken in the order in which they came.
+        self._subscription = await self._bus.subscribe(
+            subjects.stream(self._bus.instance),
+            self._receive,
+            concurrency_max=1,
+            pending_max=STREAM_BATCHES_MAX,
+        )
+        self._bus.on_connection(self._connection_changed)
+
+    @contextmanager
+    def admit(self) -> Iterator[None]:
+        """A place among the requests in progress, from before the body is read to the last byte of the
+        answer. Raises ApiError where there is none."""
+        if self._draining:
+            raise ApiError(UNAVAILABLE, "this gateway is shutting down", reason="draining")
+        if self._admitted >= self._limits.requests_max:
+            message = f"{self._limits.requests_max} requests are in progress, which is this gateway's limit"
+            raise ApiError(OVERLOADED, message, reason="gateway_full")
+        self._admitted += 1
+        self._idle.clear()
+        self._metrics.in_progress.set(self._admitted)
+        try:
+            yield
+        finally:
+            self._admitted -= 1
+            self._metrics.in_progress.set(self._admitted)
+            if not self._admitted:
+                self._idle.set()
+
+    @contextmanager
+    def run(self, order: Order, text: AnswerText, *, arrived_at_s: float) -> Iterator[RunningRequest]:
+        """The order's answer, begun; leaving the context in any way gives back all that it holds."""
+        request = RunningRequest(
+            order,
+            text,
+            self._bus,
+            self._notices,
+            self._metrics,
+            self._log,
+            self._limits.request,
+            arrived_at_s=arrived_at_s,
+        )
+        self._running[order.request_id] = request
+        try:
+            request.take(answer.Begin())
+            yield request
+        finally:
+            del self._running[order.request_id]
+            request.close()
+
+    async def drain(self, deadline_s: float) -> None:
+        """Take nothing new and let what runs end; what is not done after `deadline_s` fails."""
+        self._draining = True
+        try:
+            await asyncio.wait_for(self._idle.wait(), deadline_s)
+        except TimeoutError:
+            for request in list(self._running.values()):
+                request.fail(ApiError(UNAVAILABLE, "this gateway is shutting down", reason="draining"))
+        await self._notices.settle(SETTLE_S_MAX)
+
+    async def close(self) -> None:
+        self._draining = True
+        for request in list(self._running.values()):
+            request.fail(ApiError(UNAVAILABLE, "this gateway is shutting down", reason="draining"))
+        if self._subscription is not None:
+            await self._subscription.unsubscribe()
+        await self._notices.settle(SETTLE_S_MAX)
+        await self._notices.close()
+
+    def instance_lost(self, instance: InstanceId) -> None:
+        """An instance is gone for good; its requests are placed again, the oldest first."""
+        for request in list(self._running.values()):
+            request.take(answer.InstanceLost(instance))
+
+    def _connection_changed(self, connected: bool) -> None:
+        if connected:
+            for request in list(self._running.values()):
+                request.take(answer.Reconnected())
+
+    async def _receive(self, received: Received) -> None:
+        batch = received.body
+        if not isinstance(batch, StreamBatch):
+            raise ProtocolError(f"{type(batch).__name__} on a gateway's stream")
+        sender = received.envelope.sender
+        for tokens in batch.tokens:
+            if _well_formed(tokens):
+                self._take(tokens.request_id, answer.TokensCame(sender, tokens))
+            else:
+                self._malformed(sender, tokens)
+        for finish in batch.finished:
+            self._take(finish.request_id, answer.FinishCame(sender, finish))
+        for failed in batch.failed:
+            self._take(failed.request_id, answer.FailureCame(sender, failed))
+
+    def _take(self, request_id: RequestId, event: Event) -> None:
+        request = self._running.get(request_id)
+        if request is not None:
+            request.take(event)
+            return
+        self._metrics.stray_entries.inc()
+        _, effects = answer.step(Answer(request_id, phase=Phase.ENDED), event, 0.0)
+        for effect in effects:
+            match effect:
+                case answer.TellCancel(instances, attempt):
+                    for instance in instances:
+                        self._notices.send(instance, Cancel(request_id, attempt), None)
+                case answer.TellFinish(instance, attempt, output_tokens):
+                    self._notices.send(instance, Finish(request_id, attempt, output_tokens), None)
+
+    def _malformed(self, sender: InstanceId, entry: TokensEntry | FinishEntry | FailedEntry) -> None:
+        self._metrics.stray_entries.inc()
+        self._log.warning("stream entry dropped", sender=sender, request_id=entry.request_id)
+
+
+def _well_formed(entry: TokensEntry) -> bool:
+    """Whole token ids of the one answer that there is, from an index that exists."""
+    return len(entry.token_ids) % TOKEN_ID_BYTES == 0 and entry.output_index >= 0 and entry.sample == 0

@@ -1,0 +1,198 @@
+"""One request in progress: carries out what `protocol.answer` decides, and turns tokens into text.
+
+Owns the tokens delivered so far, the text, the deadline and at most one question under way (a placement
+or a submit). Decides nothing about attempts; knows no HTTP.
+"""
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import assert_never
+
+from cluster.bus import Bus
+from cluster.logs import Logger
+from cluster.messages import Cancel, Finish, Resume
+from gateway import placing
+from gateway.answer_text import AnswerText
+from gateway.api_errors import CLIENT_TOO_SLOW, INTERNAL, ApiError, of_failure
+from gateway.metrics import GatewayMetrics
+from gateway.notices import Notices
+from gateway.outbox import Ending, Outbox
+from gateway.placing import Order
+from gateway.text import unpack_token_ids
+from policy.core import FinishReason
+from protocol import answer
+from protocol.answer import Answer, Effect, Event
+
+PLACE_AGAIN_BACKOFF_S = 0.05
+PLACE_AGAIN_BACKOFF_S_MAX = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class RequestLimits:
+    """Bounds of one request. `unsent_chars_max`: text that may wait for a slow client."""
+
+    request_timeout_s: float = 600.0
+    schedule_timeout_s: float = 5.0
+    submit_timeout_s: float = 5.0
+    unsent_chars_max: int = 1_000_000
+    placement_attempts_max: int = answer.PLACEMENT_ATTEMPTS_MAX
+
+
+class RunningRequest:
+    """`take` an event; read `outbox`. Everything happens on the event loop's thread."""
+
+    def __init__(
+        self,
+        order: Order,
+        text: AnswerText,
+        bus: Bus,
+        notices: Notices,
+        metrics: GatewayMetrics,
+        log: Logger,
+        limits: RequestLimits,
+        *,
+        arrived_at_s: float,
+    ) -> None:
+        """`arrived_at_s`: when the client's request came, by the event loop's clock."""
+        self.order = order
+        self.outbox = Outbox(limits.unsent_chars_max)
+        self.state = Answer(order.request_id, attempts_max=limits.placement_attempts_max)
+        self._text = text
+        self._bus = bus
+        self._notices = notices
+        self._metrics = metrics
+        self._log = log
+        self._limits = limits
+        self._loop = asyncio.get_running_loop()
+        self._arrived_at_s = arrived_at_s
+        self._deadline_at_s = arrived_at_s + limits.request_timeout_s
+        self._deadline = self._loop.call_at(self._deadline_at_s, self.take, answer.DeadlinePassed())
+        self._asking: asyncio.Task[None] | None = None
+        self._output_token_ids = bytearray()
+        self._stopped_after: int | None = None
+        self._cached_tokens = 0
+        self._delivered_at_s: float | None = None
+
+    def take(self, event: Event) -> None:
+        """What happened, for the machine; its effects are carried out, in order, before this returns,
+        questions and notices being started."""
+        self.state, effects = answer.step(self.state, event, self._loop.time())
+        for effect in effects:
+            self._carry_out(effect)
+
+    def fail(self, error: ApiError) -> None:
+        """End it for a reason of the gateway's own: all instances are told, the client gets `error`."""
+        self.take(answer.ClientGone())
+        self.outbox.end(error)
+
+    def close(self) -> None:
+        """The client has all it will get, or is gone. Whatever still runs elsewhere is cancelled."""
+        if not self.outbox.ended:
+            self._metrics.client_gone.inc()
+        self.take(answer.ClientGone())
+        self._deadline.cancel()
+        self._stop_asking()
+
+    def _carry_out(self, effect: Effect) -> None:
+        match effect:
+            case answer.AskPlacement():
+                self._ask(lambda: self._place(effect))
+            case answer.SubmitTo():
+                self._ask(lambda: self._submit(effect))
+            case answer.Deliver():
+                self._deliver(effect)
+            case answer.TellFinish(instance, attempt, output_tokens):
+                finish = Finish(self.order.request_id, attempt, output_tokens)
+                self._notices.send(instance, finish, self.order.trace)
+            case answer.TellCancel(instances, attempt):
+                for instance in instances:
+                    cancel = Cancel(self.order.request_id, attempt)
+                    self._notices.send(instance, cancel, self.order.trace)
+            case answer.AskResume(instance, attempt, from_index):
+                resume = Resume(self.order.request_id, attempt, 0, from_index)
+                self._notices.send(instance, resume, self.order.trace)
+            case answer.Complete(reason, output_tokens):
+                self._complete(reason, output_tokens)
+            case answer.Fail():
+                self.outbox.end(of_failure(effect))
+            case _:
+                assert_never(effect)
+
+    def _deliver(self, tokens: answer.Deliver) -> None:
+        self._measure()
+        self._output_token_ids += tokens.token_ids
+        self._cached_tokens = max(self._cached_tokens, tokens.cached_tokens)
+        delta = self._text.feed(unpack_token_ids(tokens.token_ids))
+        if not self.outbox.put(delta.text):
+            self.fail(self._too_slow())
+        elif delta.stopped_after is not None:
+            self._stopped_after = delta.stopped_after
+            self.take(answer.StopMatched(delta.stopped_after))
+
+    def _complete(self, reason: FinishReason, output_tokens: int) -> None:
+        if self._stopped_after is not None:
+            # The stop string came with the last tokens: where it ended counts, not where they end.
+            reason, output_tokens = FinishReason.STOP, self._stopped_after
+        elif not self.outbox.put(self._text.finish()):
+            self.outbox.end(self._too_slow())
+        self.outbox.end(Ending(reason, self.order.prompt.tokens, output_tokens, self._cached_tokens))
+
+    def _measure(self) -> None:
+        now_s = self._loop.time()
+        if self._delivered_at_s is None:
+            self._metrics.ttft_s.observe(now_s - self._arrived_at_s)
+        else:
+            self._metrics.token_gap_s.observe(now_s - self._delivered_at_s)
+        self._delivered_at_s = now_s
+
+    async def _place(self, ask: answer.AskPlacement) -> Event:
+        if ask.backoff:
+            backoff_s = min(PLACE_AGAIN_BACKOFF_S * 2**ask.attempt, PLACE_AGAIN_BACKOFF_S_MAX)
+            await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))
+        self._metrics.placements.inc()
+        question = placing.schedule_request(
+            self.order, ask, bytes(self._output_token_ids), self._seconds_left()
+        )
+        return await placing.ask_placement(
+            self._bus, question, self.order.trace, self._limits.schedule_timeout_s
+        )
+
+    async def _submit(self, submit: answer.SubmitTo) -> Event:
+        return await placing.submit(
+            self._bus,
+            self.order,
+            submit.placement,
+            bytes(self._output_token_ids),
+            gateway=self._bus.instance,
+            deadline_s=self._seconds_left(),
+            timeout_s=self._limits.submit_timeout_s,
+        )
+
+    def _ask(self, question: Callable[[], Awaitable[Event]]) -> None:
+        """A new question replaces the one under way, whose answer would be out of date."""
+        self._stop_asking()
+        self._asking = asyncio.create_task(self._answer_to(question))
+
+    async def _answer_to(self, question: Callable[[], Awaitable[Event]]) -> None:
+        try:
+            event = await question()
+        except Exception as error:
+            self._log.exception("question failed", error, request_id=self.order.request_id)
+            self.fail(ApiError(INTERNAL, "the gateway failed; see its log by the request id"))
+            return
+        self._asking = None
+        self.take(event)
+
+    def _stop_asking(self) -> None:
+        if self._asking is not None:
+            self._asking.cancel()
+            self._asking = None
+
+    def _too_slow(self) -> ApiError:
+        message = f"more than {self._limits.unsent_chars_max} characters wait for the client to read"
+        return ApiError(CLIENT_TOO_SLOW, message)
+
+    def _seconds_left(self) -> float:
+        return max(0.0, self._deadline_at_s - self._loop.time())
