@@ -4,19 +4,21 @@ Owns their start and end, and the tasks that run beside the duties. Knows no req
 """
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
+from cluster.errors import ConfigError
 from cluster.messages import ModelInfo, Work
 from cluster.service import ServiceContext
 from engine.engine import Engine
+from engine.errors import ModelFolderError
 from engine.layout import KVLayout
 from engine.loader import load_model
 from engine.model_folder import ModelConfig
 from kvhash import BLOCK_TOKENS, Namespace, model_fingerprint, namespace
 from kvpool import Arena, BlockPool
-from kvtransfer import Endpoint
+from kvtransfer import SECRET_BYTES_MIN, Endpoint
 from policy.core import CostCoefficients
 from policy.plan_step import StepLimits
 from worker.config import WorkerConfig
@@ -36,8 +38,9 @@ class Node:
     """All that the duties of one instance share. Every method is for the event loop's thread."""
 
     def __init__(self, context: ServiceContext, config: WorkerConfig) -> None:
+        """Raises ConfigError where a setting does not fit the model or is missing."""
         folder = Path(config.model_folder)
-        model = ModelConfig.load(folder)
+        model = _model_config(config, folder)
         self.context = context
         self.config = config
         self.layout = KVLayout.of(model, block_tokens=BLOCK_TOKENS)
@@ -55,7 +58,9 @@ class Node:
                 threads=config.threads,
             )
         )
-        self.endpoint = Endpoint(context.instance, config.cluster_secret.encode(), host=config.host)
+        self.endpoint = Endpoint(
+            context.instance, config.cluster_secret.encode(), host=config.bind, advertised_host=config.host
+        )
         self.region = self.endpoint.register(self.arena.buffer)
         self.source = Source(self.endpoint, self.region, self.layout, config.checksums)
         limits = StepLimits(config.step_tokens_max, config.batch_requests_max)
@@ -70,6 +75,7 @@ class Node:
         self.cost: CostCoefficients | None = None
         self.cached_tokens_total = 0
         self._tasks: set[asyncio.Task[None]] = set()
+        self._pool_callbacks: list[Callable[[], None]] = []
 
     async def start(self) -> None:
         """Ready to serve when this returns."""
@@ -112,6 +118,12 @@ class Node:
         self.reporter.changed()
         self.steps.wake()
         self.context.load_changed()
+        for callback in self._pool_callbacks:
+            callback()
+
+    def on_pool_change(self, callback: Callable[[], None]) -> None:
+        """Have `callback()` called whenever blocks were stored or came back."""
+        self._pool_callbacks.append(callback)
 
     async def _guarded(self, work: Coroutine[Any, Any, None], what: str) -> None:
         try:
@@ -129,6 +141,17 @@ class Node:
     def _step_done(self) -> None:
         self.reporter.changed()
         self.context.load_changed()
+
+
+def _model_config(config: WorkerConfig, folder: Path) -> ModelConfig:
+    if not config.model_folder:
+        raise ConfigError("model_folder is not set, must be a folder with config.json and safetensors")
+    if len(config.cluster_secret.encode()) < SECRET_BYTES_MIN:
+        raise ConfigError(f"cluster_secret must have at least {SECRET_BYTES_MIN} bytes")
+    try:
+        return ModelConfig.load(folder)
+    except ModelFolderError as error:
+        raise ConfigError(f"model_folder: {error}") from error
 
 
 def _model_info(folder: Path, model: ModelConfig, config: WorkerConfig, layout: KVLayout) -> ModelInfo:

@@ -39,6 +39,7 @@ class PrefillDuty:
         self._ended_attempts: dict[RequestId, int] = {}
         self._draining = False
         self._changed = asyncio.Event()
+        node.on_pool_change(self._take_next)
 
     def handlers(self) -> Mapping[type, Handler]:
         return {Submit: self._on_submit}
@@ -104,7 +105,8 @@ class PrefillDuty:
         return Accepted(work.request_id, work.attempt)
 
     def _refusal(self, request_id: RequestId, attempt: int) -> Refused | None:
-        if attempt <= self._ended_attempts.get(request_id, -1):
+        ended_attempt = self._ended_attempts.get(request_id)
+        if ended_attempt is not None and attempt <= ended_attempt:
             return Refused(request_id, attempt, RefusalReason.CANCELLED, "this attempt has ended here")
         if self._draining:
             return Refused(request_id, attempt, RefusalReason.DRAINING, "the instance drains", 1.0)
@@ -124,15 +126,22 @@ class PrefillDuty:
         self._node.context.load_changed()
 
     def _take_next(self) -> None:
-        """First come, first served, while blocks last; the first of all waits for nobody else."""
+        """First come, first served, while blocks last; looked at again whenever some come back."""
         while self._queue and len(self._active) < self._node.config.prefill_requests_max:
-            promised_blocks = sum(request.blocks_to_take() for request in self._active)
-            needed_blocks = self._queue[0].blocks_to_take()
-            if self._active and needed_blocks + promised_blocks > self._node.pool.available():
+            if self._must_wait(self._queue[0]):
                 return
             request = self._queue.popleft()
             self._active.append(request)
             request.feed(prefill.Taken())
+
+    def _must_wait(self, request: PrefillRequest) -> bool:
+        """Preempted sequences go first, and blocks must suffice, promised ones counted. Where nobody
+        holds any there is nothing to wait for."""
+        node = self._node
+        promised_blocks = sum(other.blocks_to_take() for other in self._active)
+        if not self._active and node.pool.stats().in_use == 0:
+            return False
+        return node.steps.preempted or promised_blocks + request.blocks_to_take() > node.pool.available()
 
     def _left(self, request: PrefillRequest) -> None:
         """The request is done here and holds nothing any more."""
@@ -145,7 +154,7 @@ class PrefillDuty:
         self._node.context.load_changed()
 
     def _remember_end(self, request_id: RequestId, attempt: int) -> None:
-        attempt = max(attempt, self._ended_attempts.pop(request_id, -1))
+        attempt = max(attempt, self._ended_attempts.pop(request_id, attempt))
         self._ended_attempts[request_id] = attempt
         if len(self._ended_attempts) > REMEMBERED_MAX:
             self._ended_attempts.pop(next(iter(self._ended_attempts)))

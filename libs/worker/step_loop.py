@@ -60,6 +60,11 @@ class StepLoop:
         self._sequences.append(sequence)
         self._wake.set()
 
+    @property
+    def preempted(self) -> bool:
+        """Some sequence waits for blocks to come back."""
+        return bool(self._preempted)
+
     def wake(self) -> None:
         """Blocks came back: whoever waits for some is looked at again."""
         self._wake.set()

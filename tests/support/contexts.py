@@ -28,7 +28,7 @@ def deregister(store: FakeStore, name: str) -> None:
 
 @asynccontextmanager
 async def service_context(
-    broker: FakeBroker, store: FakeStore, name: str, role: Role, config: ServiceConfig
+    broker: FakeBroker, store: FakeStore, name: str, roles: Role | tuple[Role, ...], config: ServiceConfig
 ) -> AsyncIterator[ServiceContext]:
     """As the lifecycle makes it, with a registry that is listed already."""
     bus, control = broker.bus(name), store.control()
@@ -39,7 +39,7 @@ async def service_context(
         yield ServiceContext(
             instance=InstanceId(name),
             incarnation=1,
-            roles=(role,),
+            roles=roles if isinstance(roles, tuple) else (roles,),
             config=config,
             bus=bus,
             control=control,

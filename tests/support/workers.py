@@ -1,0 +1,154 @@
+"""Real workers (tiny model, real transfer) over the in-memory bus, and a gateway's ear beside them."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import numpy as np
+from tests.support.contexts import register, service_context
+
+from cluster import subjects
+from cluster.bus import Bus, Received
+from cluster.life import dispatch
+from cluster.messages import FailedEntry, FinishEntry, StreamBatch, Submit, Work
+from cluster.testing import FakeBroker, FakeStore
+from kvindex.core import InstanceId
+from policy.core import RequestId, Role, SamplingParams
+from worker.app import WorkerApp
+from worker.config import WorkerConfig
+
+GATEWAY = InstanceId("gateway")
+WAIT_S_MAX = 20.0
+TIMEOUT_S = 5.0
+
+
+def packed(token_ids: list[int]) -> bytes:
+    return np.asarray(token_ids, "<i4").tobytes()
+
+
+class Ear:
+    """What a gateway hears: tokens by (request, attempt) as last told, finishes and failures."""
+
+    def __init__(self, bus: Bus) -> None:
+        self.bus = bus
+        self.tokens: dict[tuple[RequestId, int], dict[int, int]] = {}
+        self.cached_tokens: dict[RequestId, int] = {}
+        self.finished: dict[tuple[RequestId, int], FinishEntry] = {}
+        self.failed: list[FailedEntry] = []
+        self.heard = asyncio.Condition()
+
+    async def start(self) -> None:
+        await self.bus.subscribe(subjects.stream(GATEWAY), self._hear, concurrency_max=1)
+
+    def answer(self, request_id: str, attempt: int = 0) -> list[int]:
+        tokens = self.tokens.get((RequestId(request_id), attempt), {})
+        return [tokens[index] for index in sorted(tokens)]
+
+    async def wait_finish(self, request_id: str, attempt: int = 0) -> FinishEntry:
+        key = (RequestId(request_id), attempt)
+        await self.wait(lambda: key in self.finished)
+        return self.finished[key]
+
+    async def wait(self, condition) -> None:
+        async with asyncio.timeout(WAIT_S_MAX), self.heard:
+            await self.heard.wait_for(condition)
+
+    async def ask(self, instance: str, body: object) -> object:
+        return await self.bus.request(subjects.instance(InstanceId(instance)), body, timeout_s=TIMEOUT_S)
+
+    async def _hear(self, received: Received) -> None:
+        batch = received.body
+        assert isinstance(batch, StreamBatch)
+        for entry in batch.tokens:
+            known = self.tokens.setdefault((entry.request_id, entry.attempt), {})
+            for offset, token_id in enumerate(np.frombuffer(entry.token_ids, "<i4").tolist()):
+                assert known.setdefault(entry.output_index + offset, token_id) == token_id
+            self.cached_tokens[entry.request_id] = max(
+                entry.cached_tokens, self.cached_tokens.get(entry.request_id, 0)
+            )
+        for entry in batch.finished:
+            self.finished[(entry.request_id, entry.attempt)] = entry
+        self.failed += batch.failed
+        async with self.heard:
+            self.heard.notify_all()
+
+
+class Workers:
+    """Named workers of one cluster."""
+
+    def __init__(self, apps: dict[str, WorkerApp], ear: Ear, broker: FakeBroker, store: FakeStore) -> None:
+        self.apps = apps
+        self.ear = ear
+        self.broker = broker
+        self.store = store
+
+    @property
+    def fingerprint(self) -> str:
+        return next(iter(self.apps.values()))._node.model.fingerprint
+
+    def work(self, request_id: str, prompt: list[int], output_tokens_max: int, **fields: object) -> Work:
+        sampling = fields.pop("sampling", None) or SamplingParams(output_tokens_max)
+        values: dict[str, object] = {
+            "request_id": RequestId(request_id),
+            "attempt": 0,
+            "gateway": GATEWAY,
+            "fingerprint": self.fingerprint,
+            "sampling": sampling,
+            "prompt_tokens": len(prompt),
+            "prompt_token_ids": packed(prompt),
+            "prompt_parts": 0,
+            "output_token_ids": b"",
+            "deadline_s": 60.0,
+        }
+        return Work(**{**values, **fields})
+
+    async def submit(
+        self, request_id: str, prompt: list[int], tokens: int, *, at: tuple[str, str] = ("p", "d"), **fields
+    ) -> object:
+        work = self.work(request_id, prompt, tokens, **fields)
+        return await self.ear.ask(at[0], Submit(work, InstanceId(at[1])))
+
+    async def quiet(self) -> None:
+        """Wait until nothing is queued, held or pinned anywhere."""
+        async with asyncio.timeout(WAIT_S_MAX):
+            while not all(self._is_quiet(app) for app in self.apps.values()):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        for app in self.apps.values():
+            app._node.pool.check_integrity()
+
+    def _is_quiet(self, app: WorkerApp) -> bool:
+        load = app.load()
+        return not load.queued and not load.running and load.blocks_in_use == 0
+
+
+@asynccontextmanager
+async def workers(
+    model: Path, roles: dict[str, tuple[Role, ...]], **settings: object
+) -> AsyncIterator[Workers]:
+    """Workers by name and roles, registered and listening."""
+    broker, store = FakeBroker(), FakeStore()
+    config = WorkerConfig(
+        model_folder=str(model),
+        model_name="tiny",
+        cluster_secret="sixteen bytes or more",
+        **{"pool_bytes": 8 << 20, **settings},
+    )
+    async with AsyncExitStack() as stack:
+        apps: dict[str, WorkerApp] = {}
+        for name, worker_roles in roles.items():
+            context = await stack.enter_async_context(
+                service_context(broker, store, name, worker_roles, config)
+            )
+            app = apps[name] = WorkerApp(context, config)
+            stack.push_async_callback(app.close)
+            record = await app.start()
+            await context.bus.subscribe(subjects.instance(context.instance), dispatch(app.handlers()))
+            register(store, record)
+        ear = Ear(broker.bus(GATEWAY))
+        await ear.start()
+        for app in apps.values():
+            await app._context.registry.wait_for(
+                lambda instances: set(roles) <= set(instances), timeout_s=TIMEOUT_S
+            )
+        yield Workers(apps, ear, broker, store)
