@@ -1,7 +1,6 @@
 """What the tests of transfers share: endpoints by transport, memory with a pattern, the leak check."""
 
 import asyncio
-import gc
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -71,7 +70,6 @@ async def no_leaks() -> AsyncIterator[None]:
     tasks, descriptors = asyncio.all_tasks(), _open_files()
     yield
     await asyncio.sleep(0)
-    gc.collect()
     # A fixture's two halves run in tasks of their own.
     assert asyncio.all_tasks() - tasks - {asyncio.current_task()} == set()
     assert _open_files() - descriptors == set()

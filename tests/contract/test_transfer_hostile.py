@@ -1,0 +1,306 @@
+"""The tcp transport against peers that talk garbage or lie, over real sockets."""
+
+import asyncio
+import random
+import socket
+import struct
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tests.support.eventually import eventually
+from tests.support.transfer import Side, no_leaks, pattern, side
+from tests.support.transfer_peer import SECRET
+
+from kvtransfer import Access, FrameError, Limits, PeerLostError, TransferError
+from kvtransfer.tcp import frames
+from kvtransfer.tcp.frames import Kind, pack_header, pack_request
+from kvtransfer.tcp.negotiation import check_caller, prove_as_caller
+
+pytestmark = pytest.mark.contract
+
+SIZE = 1 << 20
+WHOLE = np.array([(0, SIZE)])
+TIMEOUT_S = 10.0
+FUZZ = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@pytest.fixture
+async def owner() -> AsyncIterator[Side]:
+    async with no_leaks(), side("tcp", "owner", np.zeros(SIZE, np.uint8)) as made:
+        yield made
+
+
+@asynccontextmanager
+async def dialled(owner: Side) -> AsyncIterator[socket.socket]:
+    """A bare connection to the owner's port."""
+    address = msgspec.json.decode(owner.endpoint.descriptor())["transports"][0]
+    with socket.socket() as sock:
+        sock.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(sock, (address["host"], address["port"]))
+        yield sock
+
+
+@asynccontextmanager
+async def authenticated(owner: Side, name: str = "liar") -> AsyncIterator[socket.socket]:
+    async with dialled(owner) as sock:
+        await prove_as_caller(sock, name, "owner", SECRET)
+        yield sock
+
+
+async def send_and_end(sock: socket.socket, data: bytes) -> bytes:
+    """Send, say that no more comes, and return all that the other side says until it closes too."""
+    loop = asyncio.get_running_loop()
+    answer = b""
+    async with asyncio.timeout(TIMEOUT_S):
+        try:
+            await loop.sock_sendall(sock, data)
+            sock.shutdown(socket.SHUT_WR)
+            while part := await loop.sock_recv(sock, 1 << 16):
+                answer += part
+        except OSError:  # it closed while we still sent
+            return answer
+    return answer
+
+
+async def assert_well(owner: Side) -> None:
+    """The owner still serves an honest peer, and nobody else wrote to its memory."""
+    assert not owner.memory.any()
+    async with side("tcp", "honest", pattern(SIZE)) as honest:
+        grant = owner.grant([(0, SIZE)], "honest")
+        peer = await honest.connect(owner)
+        await peer.write(honest.region, WHOLE, grant.token, WHOLE, timeout_s=TIMEOUT_S)
+        assert np.array_equal(owner.memory, honest.memory)
+    await owner.endpoint.revoke(grant)
+    owner.memory[:] = 0
+
+
+def run_fuzzed(attack: Callable[[Side], Awaitable[None]]) -> None:
+    """One example: an owner, the attack, and the owner is well and leaks nothing."""
+
+    async def example() -> None:
+        async with no_leaks(), side("tcp", "owner", np.zeros(SIZE, np.uint8)) as owner:
+            await attack(owner)
+            await assert_well(owner)
+
+    asyncio.run(example())
+
+
+@FUZZ
+@given(st.one_of(st.binary(max_size=2000), st.binary(max_size=600).map(lambda rest: b"MPKV\x01" + rest)))
+def test_garbage_before_the_handshake(garbage: bytes) -> None:
+    async def attack(owner: Side) -> None:
+        async with dialled(owner) as sock:
+            await send_and_end(sock, garbage)
+
+    run_fuzzed(attack)
+
+
+def frame_like() -> st.SearchStrategy[bytes]:
+    """Bytes that look like frames: a plausible header, a body of a length that may not fit it."""
+    return st.builds(
+        lambda kind, length, request, body: struct.pack("<B3xIQ", kind, length, request) + body,
+        st.integers(0, 8),
+        st.one_of(st.integers(0, 300), st.integers(0, 2**32 - 1)),
+        st.one_of(st.integers(0, 5), st.integers(0, 2**64 - 1)),
+        st.binary(max_size=300),
+    )
+
+
+@FUZZ
+@given(st.lists(st.one_of(frame_like(), st.binary(max_size=500)), min_size=1, max_size=8))
+def test_garbage_after_a_good_handshake(parts: list[bytes]) -> None:
+    async def attack(owner: Side) -> None:
+        owner.grant([(0, SIZE)], "somebody")
+        async with authenticated(owner) as sock:
+            await send_and_end(sock, b"".join(parts))
+
+    run_fuzzed(attack)
+
+
+@FUZZ
+@given(st.integers(0, 400), st.integers(0, 255), st.integers(1, 400))
+def test_a_good_write_with_one_byte_changed_lands_in_the_grant_or_not_at_all(
+    at: int, value: int, granted: int
+) -> None:
+    """Whatever the changed byte means, nothing outside the granted ranges is touched."""
+
+    async def attack(owner: Side) -> None:
+        grant = owner.grant([(1000, granted)], "liar")
+        ranges = np.array([(1000, granted)])
+        data = bytearray(
+            pack_request(Kind.WRITE, 1, grant.token, ranges, granted)
+            + pack_header(Kind.DATA, granted, 1)
+            + b"\xff" * granted
+        )
+        data[at % len(data)] = value
+        async with authenticated(owner) as sock:
+            await send_and_end(sock, bytes(data))
+        inside = owner.memory[1000 : 1000 + granted].copy()
+        assert owner.endpoint.written_bytes(grant) <= granted
+        owner.memory[1000 : 1000 + granted] = 0
+        assert set(inside.tolist()) <= {0, 255, value}
+        await owner.endpoint.revoke(grant)
+
+    run_fuzzed(attack)
+
+
+def _write(token: str, count: int, request: int = 1) -> bytes:
+    return pack_request(Kind.WRITE, request, token, np.array([(0, count)]), count)
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        lambda token: _write(token, 10) + pack_header(Kind.DATA, 11, 1) + bytes(11),
+        lambda token: _write(token, 10) + pack_header(Kind.DATA, 0, 1),
+        lambda token: _write(token, 10) + pack_header(Kind.DATA, 5, 2) + bytes(5),
+        lambda token: _write(token, 10) + _write(token, 10),
+        lambda token: _write(token, 10, request=5) + _write(token, 10, request=4),
+        lambda token: pack_request(Kind.WRITE, 1, token, np.array([(0, 10)]), 11),
+        lambda token: pack_request(Kind.WRITE, 1, token, np.array([(0, 2**62), (0, 2**62)] * 2), 0),
+        lambda token: frames.pack_done(1, 10),
+        lambda token: frames.pack_abort(1),
+        lambda token: pack_header(Kind.WRITE, 2**32 - 1, 1),
+        lambda token: pack_header(Kind.DATA, 2**32 - 1, 1),
+        lambda token: pack_header(Kind.READ, 3, 1) + b"abc",
+    ],
+)
+async def test_a_lying_caller_is_cut_off(owner: Side, lie: Callable[[str], bytes]) -> None:
+    """The owner closes the connection by itself: the liar does not hang up, it waits."""
+    grant = owner.grant([(0, SIZE)], "liar")
+    loop = asyncio.get_running_loop()
+    async with authenticated(owner) as sock, asyncio.timeout(TIMEOUT_S):
+        await loop.sock_sendall(sock, lie(grant.token))
+        try:
+            while await loop.sock_recv(sock, 1 << 16):
+                pass
+        except ConnectionResetError:
+            pass
+    await owner.endpoint.revoke(grant)
+    await assert_well(owner)
+
+
+@asynccontextmanager
+async def lying_owner(answer: Callable[[int], bytes], then_close: bool) -> AsyncIterator[str]:
+    """The descriptor of an owner that knows the secret, reads one request and answers with lies."""
+    loop = asyncio.get_running_loop()
+
+    async def serve(sock: socket.socket) -> None:
+        with sock:
+            _, welcome = await check_caller(sock, "liar", SECRET)
+            await loop.sock_sendall(sock, welcome)
+            header = b""
+            while len(header) < frames.HEADER_BYTES:
+                header += await loop.sock_recv(sock, frames.HEADER_BYTES - len(header))
+            await loop.sock_sendall(sock, answer(frames.parse_header(memoryview(header)).request))
+            if not then_close:
+                await asyncio.Event().wait()
+
+    async def accept() -> None:
+        async with asyncio.TaskGroup() as sessions:
+            while True:
+                sock, _ = await loop.sock_accept(listener)
+                sock.setblocking(False)
+                sessions.create_task(serve(sock))
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.setblocking(False)
+        accepting = asyncio.create_task(accept())
+        address = {"kind": "tcp", "host": "127.0.0.1", "port": listener.getsockname()[1]}
+        yield msgspec.json.encode({"name": "liar", "transports": [address], "v": 1}).decode()
+        accepting.cancel()
+        await asyncio.wait([accepting])
+
+
+@pytest.mark.parametrize(
+    ("answer", "then_close", "error"),
+    [
+        (lambda request: frames.pack_done(request, SIZE), False, FrameError),
+        (lambda request: frames.pack_done(request + 1, SIZE), False, FrameError),
+        (lambda request: pack_header(Kind.DATA, SIZE + 1, request) + bytes(SIZE + 1), False, FrameError),
+        (lambda request: pack_header(Kind.DATA, 1, request + 7) + b"x", False, FrameError),
+        (lambda request: pack_header(Kind.ERROR, 2, request) + b"\xff\xff", False, FrameError),
+        (lambda request: pack_header(Kind.DONE, 3, request) + b"abc", False, FrameError),
+        (lambda request: pack_header(Kind.WRITE, 0, request), False, FrameError),
+        (lambda request: random.Random(1).randbytes(5000), False, FrameError),
+        (lambda request: pack_header(Kind.DATA, SIZE, request) + bytes(1000), True, PeerLostError),
+        (lambda request: frames.pack_done(request, SIZE)[:-1], True, PeerLostError),
+        (lambda request: b"", True, PeerLostError),
+    ],
+)
+async def test_a_lying_owner_fails_that_read(
+    answer: Callable[[int], bytes], then_close: bool, error: type[TransferError]
+) -> None:
+    async with (
+        no_leaks(),
+        side("tcp", "reader", np.zeros(SIZE, np.uint8)) as reader,
+        side("tcp", "honest", pattern(SIZE)) as honest,
+        lying_owner(answer, then_close) as descriptor,
+    ):
+        liar = await reader.endpoint.connect(descriptor, timeout_s=TIMEOUT_S)
+        for _ in range(2):  # the second call connects anew
+            with pytest.raises(error) as raised:
+                await liar.read(reader.region, WHOLE, "g1.x.1", WHOLE, timeout_s=TIMEOUT_S)
+            assert raised.type is error
+        grant = honest.grant([(0, SIZE)], "reader", access=Access.READ)
+        peer = await reader.connect(honest)
+        await peer.read(reader.region, WHOLE, grant.token, WHOLE, timeout_s=TIMEOUT_S)
+        assert np.array_equal(reader.memory, honest.memory)
+
+
+async def test_silent_connections_are_closed_and_bounded() -> None:
+    limits = Limits(handshakes_max=2, handshake_s_max=0.2)
+    async with no_leaks(), side("tcp", "owner", np.zeros(SIZE, np.uint8), limits=limits) as owner:
+        loop = asyncio.get_running_loop()
+        async with dialled(owner) as first, dialled(owner) as second, dialled(owner) as third:
+            async with asyncio.timeout(TIMEOUT_S):
+                assert await loop.sock_recv(third, 1) == b""
+                assert await loop.sock_recv(first, 1) == b""
+                assert await loop.sock_recv(second, 1) == b""
+        await assert_well(owner)
+
+
+async def test_connections_of_peers_are_bounded() -> None:
+    limits = Limits(connections_max=1)
+    async with (
+        no_leaks(),
+        side("tcp", "owner", np.zeros(SIZE, np.uint8), limits=limits) as owner,
+        side("tcp", "first", pattern(SIZE)) as first,
+        side("tcp", "second", pattern(SIZE)) as second,
+    ):
+        await first.connect(owner)
+        with pytest.raises(TransferError, match="too many connections"):
+            await second.connect(owner)
+        await first.endpoint.close()
+        grant = owner.grant([(0, SIZE)], "second")
+        peer = await second.connect(owner)
+        await peer.write(second.region, WHOLE, grant.token, WHOLE, timeout_s=TIMEOUT_S)
+
+
+async def flood(sock: socket.socket) -> None:
+    """Send until the other side does not take it any more."""
+    while True:
+        await asyncio.get_running_loop().sock_sendall(sock, b"\xff" * 1000)
+
+
+async def test_a_new_connection_of_a_peer_ends_its_older_one(owner: Side) -> None:
+    """What the old one had in flight cannot land after the bytes of the new one."""
+    grant = owner.grant([(0, SIZE)], "liar")
+    loop = asyncio.get_running_loop()
+    async with authenticated(owner) as old:
+        await loop.sock_sendall(old, _write(grant.token, SIZE) + pack_header(Kind.DATA, SIZE, 1) + b"\xff")
+        await eventually(lambda: owner.endpoint.written_bytes(grant) == 1)
+        async with authenticated(owner) as new:
+            with pytest.raises(OSError, match=r"reset|pipe"):
+                await flood(old)
+            assert owner.endpoint.written_bytes(grant) == 1
+            await loop.sock_sendall(new, _write(grant.token, 1) + pack_header(Kind.DATA, 1, 1) + b"\0")
+            done = frames.pack_done(1, 1)
+            async with asyncio.timeout(TIMEOUT_S):
+                assert await loop.sock_recv(new, 1000) == done
+    assert not owner.memory.any()
