@@ -1,0 +1,83 @@
+"""What a worker publishes is cut into messages of bounded size, in order, without loss."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cluster.messages import FinishEntry, InventoryChunk, TokensEntry
+from cluster.wire import encode
+from kvindex.core import BlockAction, BlockEvent, InstanceId, Tier
+from policy.core import FinishReason, RequestId
+from worker.outbox import MESSAGE_BYTES_MAX, TOKENS_PER_ENTRY_MAX, Entry, batches
+from worker.pool_reporter import (
+    EVENTS_PER_MESSAGE_MAX,
+    INVENTORY_BLOCKS_PER_CHUNK,
+    event_messages,
+    inventory_chunks,
+)
+
+pytestmark = pytest.mark.unit
+
+BUS_BYTES_MAX = 1024 * 1024
+
+
+def wire_bytes(body: object) -> int:
+    return len(encode(body, InstanceId("x" * 64), 1, 1, 1.0))
+
+
+def tokens(number: int, count: int) -> TokensEntry:
+    return TokensEntry(RequestId(f"req-{number:032x}"), 0, 0, number, b"\xff" * (4 * count))
+
+
+@given(st.lists(st.integers(1, TOKENS_PER_ENTRY_MAX), max_size=40))
+def test_entries_are_sent_once_in_order_and_never_over_the_bound(counts: list[int]) -> None:
+    entries: list[Entry] = [tokens(number, count) for number, count in enumerate(counts)]
+    messages = list(batches(entries))
+    assert [entry for message in messages for entry in message.tokens] == entries
+    assert all(wire_bytes(message) <= MESSAGE_BYTES_MAX + 4096 for message in messages)
+
+
+def test_a_finish_goes_with_or_after_its_tokens() -> None:
+    finish = FinishEntry(RequestId("r"), 0, 0, 5, FinishReason.STOP)
+    (message,) = batches([tokens(0, 5), finish])
+    assert message.finished == (finish,)
+    assert len(message.tokens) == 1
+
+
+@given(st.lists(st.integers(1, 2000), max_size=40), st.integers(1, 10**6))
+def test_events_keep_their_numbers_over_messages(chains: list[int], first_number: int) -> None:
+    events = tuple(BlockEvent(BlockAction.STORED, bytes(16 * blocks), Tier.DRAM) for blocks in chains)
+    messages = list(event_messages(first_number, events))
+    assert tuple(event for message in messages for event in message.events) == events
+    number = first_number
+    for message in messages:
+        assert message.first_number == number
+        assert len(message.events) <= EVENTS_PER_MESSAGE_MAX
+        assert wire_bytes(message) < BUS_BYTES_MAX
+        number += len(message.events)
+
+
+def test_no_events_still_tell_the_next_number() -> None:
+    (message,) = event_messages(7, ())
+    assert (message.first_number, message.events) == (7, ())
+
+
+@pytest.mark.parametrize("blocks", [0, 1, INVENTORY_BLOCKS_PER_CHUNK, INVENTORY_BLOCKS_PER_CHUNK + 1])
+def test_an_inventory_comes_back_from_its_chunks(blocks: int) -> None:
+    hashes = [number.to_bytes(16, "big") for number in range(1, blocks + 1)]
+    held = [(value, hashes[index - 1] if index else None, Tier.DRAM) for index, value in enumerate(hashes)]
+    chunks = inventory_chunks(9, held)
+    assert [chunk.chunk for chunk in chunks] == list(range(len(chunks)))
+    assert {(chunk.as_of_number, chunk.chunks) for chunk in chunks} == {(9, len(chunks))}
+    assert all(wire_bytes(chunk) < BUS_BYTES_MAX for chunk in chunks)
+    assert [triple for chunk in chunks for triple in _triples(chunk)] == held
+
+
+def _triples(chunk: InventoryChunk) -> list[tuple[bytes, bytes | None, Tier]]:
+    def pieces(packed: bytes) -> list[bytes]:
+        return [packed[start : start + 16] for start in range(0, len(packed), 16)]
+
+    parents = [None if parent == bytes(16) else parent for parent in pieces(chunk.parents)]
+    return [
+        (value, parent, chunk.tier) for value, parent in zip(pieces(chunk.block_hashes), parents, strict=True)
+    ]
