@@ -67,18 +67,9 @@ def comparison_prompts(tokenize: Callable[[str], list[int]]) -> list[Prompt]:
         Prompt("text short", text="Once upon a time"),
         Prompt("text middle", text=" ".join(LONG_TEXT.split()[300:420])),
     ]
-    # (first token, length): around the block borders, and two that share 480 tokens.
-    pieces = [
-        (700, 3),
-        (31, 15),
-        (47, 16),
-        (63, 17),
-        (900, 33),
-        (1200, 128),
-        (1300, 257),
-        (100, 500),
-        (100, 480),
-    ]
+    # (first token, length): around the borders of blocks, and two that share 480 tokens.
+    pieces = [(700, 3), (31, 15), (47, 16), (63, 17), (900, 33), (1200, 128), (1300, 257)]
+    pieces += [(100, 500), (100, 480), (250, 1000), (0, 2000)]
     raw = [
         Prompt(f"raw {length} from {start}", token_ids=tuple(long_ids[start : start + length]))
         for start, length in pieces

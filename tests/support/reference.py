@@ -1,6 +1,8 @@
 """What transformers answers greedily on the same model folder, and where its choice was a near tie."""
 
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,12 +52,13 @@ class Reference:
         token_ids: list[int] = []
         gaps: list[float] = []
         inputs, cache = torch.tensor([prompt_token_ids]), None
-        while len(token_ids) < tokens:
-            output = self._model(inputs, past_key_values=cache, use_cache=True, logits_to_keep=1)
-            best = output.logits[0, -1].topk(2)
-            gaps.append(float(best.values[0] - best.values[1]))
-            token_ids.append(int(best.indices[0]))
-            inputs, cache = best.indices[:1].unsqueeze(0), output.past_key_values
+        with all_cores():
+            while len(token_ids) < tokens:
+                output = self._model(inputs, past_key_values=cache, use_cache=True, logits_to_keep=1)
+                best = output.logits[0, -1].topk(2)
+                gaps.append(float(best.values[0] - best.values[1]))
+                token_ids.append(int(best.indices[0]))
+                inputs, cache = best.indices[:1].unsqueeze(0), output.past_key_values
         certain = next((i for i, gap in enumerate(gaps) if gap < NEAR_TIE_LOGITS), tokens)
         return ReferenceAnswer(
             tuple(token_ids),
@@ -69,3 +72,14 @@ class Reference:
             token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
         )
         return text
+
+
+@contextmanager
+def all_cores() -> Iterator[None]:
+    """No stack is busy while the reference computes."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(os.cpu_count() or 1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
