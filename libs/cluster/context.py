@@ -52,7 +52,9 @@ class ServiceConfig:
         metadata={"help": "seconds a silent process stays registered", "min": 1.0, "max": 600.0},
     )
     cluster_secret: str = field(
-        default="", metadata={"help": "what instances prove to each other before they exchange KV"}
+        default="",
+        repr=False,
+        metadata={"help": "what instances prove to each other before they exchange KV"},
     )
     instance: str = field(
         default="", metadata={"help": "name in the cluster; empty: the role and eight random digits"}

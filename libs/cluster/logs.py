@@ -11,6 +11,8 @@ import logging
 import re
 import sys
 import traceback
+from collections.abc import Mapping
+from dataclasses import asdict, is_dataclass
 from datetime import UTC, datetime
 from enum import IntEnum
 from typing import TextIO
@@ -22,6 +24,8 @@ _SECRET_FIELDS = frozenset(
 )
 _URL_CREDENTIALS = re.compile(r"(://)[^/@\s]+@")
 _BLANK = "***"
+NESTING_MAX = 4
+"""Deeper structures are written as text."""
 FIELD_CHARS_MAX = 4096
 """Longer strings are cut: a log line is never as long as a prompt."""
 
@@ -77,7 +81,12 @@ class Logger:
     def log(self, level: Level, message: str, **fields: object) -> None:
         if level < self._level:
             return
-        line = render(level, message, {**self._fields, **fields}, datetime.now(UTC))
+        now = datetime.now(UTC)
+        try:
+            line = render(level, message, {**self._fields, **fields}, now)
+        except Exception as error:
+            # A value whose repr or copy breaks must not break the one who logs it.
+            line = render(level, message, {**self._fields, "fields_lost": repr(error)}, now)
         stream = self._stream if self._stream is not None else sys.stderr
         try:
             stream.write(line)
@@ -95,16 +104,35 @@ def render(level: Level, message: str, fields: dict[str, object], now: datetime)
         "message": _clean_text(message),
     }
     for name, value in fields.items():
-        line[name] = _BLANK if name in _SECRET_FIELDS else _clean(value)
-    return orjson.dumps(line, default=repr, option=orjson.OPT_NON_STR_KEYS).decode() + "\n"
+        line.setdefault(_clean_text(name), _clean_named(name, value, NESTING_MAX))
+    return orjson.dumps(line).decode() + "\n"
 
 
-def _clean(value: object) -> object:
+def _clean_named(name: object, value: object, nesting_left: int) -> object:
+    return _BLANK if name in _SECRET_FIELDS else _clean(value, nesting_left)
+
+
+def _clean(value: object, nesting_left: int) -> object:
+    """`value` as what JSON can carry; what it cannot becomes text."""
+    if value is None or isinstance(value, bool | float):
+        return value
+    if isinstance(value, int):
+        return value if -(2**63) <= value < 2**63 else str(value)
     if isinstance(value, str):
         return _clean_text(value)
     if isinstance(value, BaseException):
         return _clean_text(f"{type(value).__name__}: {value}")
-    return value
+    if nesting_left == 0:
+        return _clean_text(repr(value))
+    if is_dataclass(value) and not isinstance(value, type):
+        value = asdict(value)
+    if isinstance(value, Mapping):
+        return {
+            _clean_text(str(key)): _clean_named(key, inner, nesting_left - 1) for key, inner in value.items()
+        }
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_clean(inner, nesting_left - 1) for inner in value]
+    return _clean_text(repr(value))
 
 
 def without_credentials(text: str) -> str:

@@ -333,10 +333,15 @@ class FinishEntry:
 
 @dataclass(frozen=True, slots=True)
 class FailedEntry:
+    """This attempt came to nothing. `culprit`: who is better avoided in the next, if not the sender.
+    `reason`: the refusal behind it, where there was one."""
+
     request_id: RequestId
     attempt: int
     retryable: bool
     detail: str
+    culprit: InstanceId | None = None
+    reason: RefusalReason | None = None
 
 
 @dataclass(frozen=True, slots=True)

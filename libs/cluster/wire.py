@@ -47,10 +47,16 @@ class _Wire:
 
 
 def encode(body: object, sender: InstanceId, incarnation: int, seq: int, sent_at_s: float) -> bytes:
-    """The wire form of `body`, whose class must be one of MESSAGE_KINDS."""
+    """The wire form of `body`, whose class must be one of MESSAGE_KINDS.
+
+    ProtocolError where a value has no JSON form: text with a lone surrogate, an integer over 64 bits.
+    """
     kind = _KIND_OF[type(body)]
     wire = _Wire(VERSION, kind, sender, incarnation, seq, sent_at_s, body)
-    return orjson.dumps(wire, default=_encode_bytes)
+    try:
+        return orjson.dumps(wire, default=_encode_bytes)
+    except orjson.JSONEncodeError as error:
+        raise ProtocolError(f"{wire.kind} cannot be encoded: {error}") from error
 
 
 def decode(data: bytes) -> tuple[Envelope, object]:

@@ -1,0 +1,188 @@
+"""Messages to bytes and back, for every class; and what is malformed is refused, never believed."""
+
+import types
+import typing
+from base64 import b64decode
+from dataclasses import fields, is_dataclass
+from enum import StrEnum
+from typing import NewType, get_args, get_origin, get_type_hints
+
+import orjson
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cluster.errors import ProtocolError
+from cluster.messages import (
+    MESSAGE_KINDS,
+    BlockEvents,
+    Cancel,
+    Describe,
+    InstanceRecord,
+    InventoryRequest,
+    MatchRequest,
+)
+from cluster.wire import Envelope, decode, decode_record, encode, encode_record
+from kvindex.core import BlockAction, BlockEvent, InstanceId, Tier
+from policy.core import RequestId
+
+pytestmark = pytest.mark.unit
+
+_TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+_SIMPLE: dict[object, st.SearchStrategy[object]] = {
+    str: _TEXT,
+    int: st.integers(-(2**63), 2**63 - 1),
+    float: st.floats(allow_nan=False, allow_infinity=False),
+    bool: st.booleans(),
+    bytes: st.binary(max_size=64),
+    type(None): st.none(),
+}
+
+
+def values_of(kind: object) -> st.SearchStrategy[object]:
+    """Any value of a type that messages are made of."""
+    if kind in _SIMPLE:
+        return _SIMPLE[kind]
+    if isinstance(kind, NewType):
+        return values_of(kind.__supertype__)
+    if isinstance(kind, types.UnionType) or get_origin(kind) is typing.Union:
+        return st.one_of([values_of(part) for part in get_args(kind)])
+    if get_origin(kind) is tuple:
+        return st.lists(values_of(get_args(kind)[0]), max_size=3).map(tuple)
+    assert isinstance(kind, type)
+    if issubclass(kind, StrEnum):
+        return st.sampled_from(kind)
+    assert is_dataclass(kind)
+    hints = get_type_hints(kind)
+    return st.builds(kind, **{one.name: values_of(hints[one.name]) for one in fields(kind)})
+
+
+@pytest.mark.parametrize("message_class", MESSAGE_KINDS.values(), ids=lambda cls: cls.__name__)
+@given(st.data())
+@settings(max_examples=20, deadline=None)
+def test_every_message_survives_the_wire(message_class: type, data: st.DataObject) -> None:
+    body = data.draw(values_of(message_class))
+    envelope, decoded = decode(encode(body, InstanceId("me"), 7, 3, 1.25))
+    assert decoded == body
+    assert type(decoded) is message_class
+    assert envelope == Envelope(1, envelope.kind, InstanceId("me"), 7, 3, 1.25)
+    assert MESSAGE_KINDS[envelope.kind] is message_class
+
+
+@given(values_of(InstanceRecord))
+def test_records_survive_the_control_plane(record: InstanceRecord) -> None:
+    assert decode_record(encode_record(record), InstanceRecord) == record
+
+
+def test_the_wire_form_is_as_documented() -> None:
+    event = BlockEvent(BlockAction.STORED, b"\x00" * 16, Tier.DRAM)
+    wire = orjson.loads(encode(BlockEvents(5, (event,)), InstanceId("d1"), 9, 2, 1.5))
+    assert wire == {
+        "v": 1,
+        "kind": "block_events",
+        "sender": "d1",
+        "incarnation": 9,
+        "seq": 2,
+        "sent_at_s": 1.5,
+        "body": {
+            "first_number": 5,
+            "events": [
+                {"action": "stored", "block_hashes": "A" * 22 + "==", "tier": "dram", "parent": ""},
+            ],
+        },
+    }
+    assert b64decode(wire["body"]["events"][0]["block_hashes"]) == b"\x00" * 16
+
+
+def test_kinds_are_unique() -> None:
+    assert len(set(MESSAGE_KINDS.values())) == len(MESSAGE_KINDS)
+
+
+def test_unknown_fields_are_ignored_and_defaults_filled_in() -> None:
+    data = orjson.dumps(
+        {
+            "v": 9,
+            "kind": "cancel",
+            "sender": "x",
+            "incarnation": 1,
+            "seq": 1,
+            "sent_at_s": 0,
+            "later": [],
+            "body": {"request_id": "r", "attempt": 2, "why": "later"},
+        }
+    )
+    assert decode(data)[1] == Cancel(RequestId("r"), 2)
+
+
+def _wire(**changes: object) -> bytes:
+    whole = {
+        "v": 1,
+        "kind": "describe",
+        "sender": "x",
+        "incarnation": 1,
+        "seq": 1,
+        "sent_at_s": 0,
+        "body": {},
+    }
+    return orjson.dumps(whole | changes)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"{",
+        b"null",
+        b"1",
+        b'"text"',
+        b"[]",
+        b"\xff\xff",
+        b"[" * 10_000,
+        _wire(kind="nothing"),
+        _wire(kind=1),
+        _wire(kind="cancel"),
+        _wire(kind="cancel", body={"request_id": "r", "attempt": "1"}),
+        _wire(kind="cancel", body={"request_id": "r", "attempt": True}),
+        _wire(kind="cancel", body=[]),
+        _wire(kind="match", body={"block_hashes": "not base64!"}),
+        _wire(kind="match", body={"block_hashes": 5}),
+        _wire(kind="block_events", body={"first_number": 1, "events": [{"action": "exploded"}]}),
+        _wire(sender=None),
+        _wire(seq="1"),
+        _wire(incarnation=1.5),
+    ],
+)
+def test_what_is_malformed_is_refused(data: bytes) -> None:
+    with pytest.raises(ProtocolError):
+        decode(data)
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_decode_or_are_refused(data: bytes) -> None:
+    with pytest.raises(ProtocolError):
+        decode(data)
+
+
+@given(st.data())
+@settings(max_examples=200, deadline=None)
+def test_a_damaged_message_is_refused_or_still_a_message(data: st.DataObject) -> None:
+    whole = bytearray(encode(MatchRequest(b"\x01" * 32), InstanceId("me"), 1, 1, 1.0))
+    at = data.draw(st.integers(0, len(whole) - 1))
+    whole[at] = data.draw(st.integers(0, 255))
+    kinds: tuple[type, ...] = ()
+    try:
+        kinds = (type(decode(bytes(whole))[1]),)
+    except ProtocolError:
+        return
+    assert kinds[0] in MESSAGE_KINDS.values()
+
+
+def test_what_json_cannot_carry_is_refused_by_the_sender() -> None:
+    for body in (Cancel(RequestId("\ud800"), 1), Cancel(RequestId("r"), 2**70)):
+        with pytest.raises(ProtocolError, match="cancel"):
+            encode(body, InstanceId("me"), 1, 1, 1.0)
+
+
+def test_empty_messages_have_empty_bodies() -> None:
+    for body in (Describe(), InventoryRequest()):
+        assert orjson.loads(encode(body, InstanceId("me"), 1, 1, 1.0))["body"] == {}
