@@ -99,6 +99,16 @@ def test_a_dropped_instance_is_forgotten_and_its_place_given_again():
     assert directory.match(CHAIN) == (match_in(TWO, 2), match_in(THREE, 1))
 
 
+def test_instances_that_come_and_go_leave_nothing_behind():
+    directory = Directory()
+    directory.apply(ONE, stored(cut(0, 1)))
+    for number in range(200):
+        directory.apply(InstanceId(f"i{number}"), stored(cut(0, 2)))
+        directory.drop(InstanceId(f"i{number}"))
+    assert max(directory._holders.values()).bit_length() == 1
+    assert len(directory._bits) == len(directory._instances) == len(directory._inventories) == 1
+
+
 def test_an_inventory_replaces_all_that_was_known():
     directory = Directory()
     other = block_hashes(SPACE, [7] * 32)

@@ -91,6 +91,23 @@ def test_least_often_used_goes_first():
     assert (pool.match(often), pool.match(seldom)) == (2, 0)
 
 
+def test_uses_are_counted_anew_for_what_a_block_holds_next():
+    pool = BlockPool(2, eviction="lfu")
+    first, second, third = (prompt_chain(prompt, 1) for prompt in (1, 2, 3))
+    (reused_id,) = fill(pool, first)
+    pool.release([reused_id])
+    for _ in range(5):
+        pool.release(pool.acquire(first))
+    block_ids = pool.allocate(2)
+    (other_id,) = set(block_ids) - {reused_id}
+    assert pool.store(reused_id, second[0], None)
+    assert pool.store(other_id, third[0], None)
+    pool.release(block_ids)
+    pool.release(pool.acquire(third))
+    assert pool.allocate(1) == [reused_id]
+    assert (pool.match(second), pool.match(third)) == (0, 1)
+
+
 def test_a_shared_prefix_outlives_one_of_its_continuations():
     pool = BlockPool(4)
     shared = prompt_chain(1, 2)
@@ -165,7 +182,9 @@ def test_every_pin_must_be_released():
 
 @pytest.mark.parametrize("block_id", [0, 1, -1])
 def test_breaking_the_contract_is_an_assertion_error(block_id):
-    pool = BlockPool(2)
+    pool = BlockPool(3)
+    assert pool.allocate(3) == [0, 1, 2]
+    pool.release([0, 1])
     cache(pool, prompt_chain(1, 1))
     with pytest.raises(AssertionError, match="is not pinned"):
         pool.release([block_id])

@@ -24,6 +24,10 @@ def node_hash(path: tuple[int, ...]) -> BlockHash:
     return BlockHash(bytes(path).ljust(15, b"\xff") + bytes([len(path)]))
 
 
+def path_of(block_hash: BlockHash) -> tuple[int, ...]:
+    return tuple(block_hash[: block_hash[15]])
+
+
 def chain(path: tuple[int, ...]) -> list[BlockHash]:
     return [node_hash(path[: depth + 1]) for depth in range(len(path))]
 
@@ -92,11 +96,14 @@ class PoolMachine(RuleBasedStateMachine):
 
     @rule(count=st.integers(0, BLOCKS + 1))
     def allocate(self, count):
+        self.allocate_blocks(count)
+
+    def allocate_blocks(self, count):
         free = BLOCKS - len(self.model.blocks)
         if count > free + len(self.model.cached()):
             with pytest.raises(NoBlocksError, match=f"^{count} blocks"):
                 self.pool.allocate(count)
-            return
+            return []
         for _ in range(count - free):
             self.model.evict_one()
         block_ids = self.pool.allocate(count)
@@ -105,11 +112,18 @@ class PoolMachine(RuleBasedStateMachine):
         for block_id in block_ids:
             self.model.blocks[block_id] = ModelBlock(pins=1)
             assert self.pool.generation(block_id) > self.generations[block_id]
+        return block_ids
 
     @precondition(lambda self: self.fresh())
-    @rule(data=st.data(), path=paths)
-    def store(self, data, path):
+    @rule(data=st.data(), token=st.integers(0, 2), path=paths)
+    def store(self, data, token, path):
+        """Mostly a child of a block that is held, sometimes anything."""
+        held = sorted(path_of(block.block_hash) for block in self.model.blocks.values() if block.block_hash)
+        extensions = [(token,), *((*path, token) for path in held if len(path) < 5)]
         block_id = data.draw(st.sampled_from(self.fresh()))
+        self.store_block(block_id, data.draw(st.sampled_from([*extensions, path])))
+
+    def store_block(self, block_id, path):
         block_hash, parent = node_hash(path), parent_of(path)
         expected = self.model.id_of(block_hash) is None and (
             parent is None or self.model.id_of(parent) is not None
@@ -120,8 +134,20 @@ class PoolMachine(RuleBasedStateMachine):
             block.block_hash, block.parent = block_hash, parent
             block.used_at, block.uses = self.model.clock, 1
 
+    @rule(path=paths, pinned=st.integers(0, 5))
+    def serve(self, path, pinned):
+        """One request: what is held of its prompt is pinned, the rest computed and stored, most released."""
+        cached_ids = self.acquire_blocks(path)
+        fresh_ids = self.allocate_blocks(len(path) - len(cached_ids))
+        for depth, block_id in enumerate(fresh_ids, len(cached_ids) + 1):
+            self.store_block(block_id, path[:depth])
+        self.release_blocks([*cached_ids, *fresh_ids][pinned:])
+
     @rule(path=paths)
     def acquire(self, path):
+        self.acquire_blocks(path)
+
+    def acquire_blocks(self, path):
         self.model.clock += 1
         expected = []
         for block_hash in chain(path):
@@ -134,6 +160,7 @@ class PoolMachine(RuleBasedStateMachine):
         for block_id in expected:
             block = self.model.blocks[block_id]
             block.pins, block.uses, block.used_at = block.pins + 1, block.uses + 1, self.model.clock
+        return expected
 
     @precondition(lambda self: self.pinned())
     @rule(data=st.data())
@@ -146,7 +173,9 @@ class PoolMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.pinned())
     @rule(data=st.data())
     def release(self, data):
-        block_ids = data.draw(st.lists(st.sampled_from(self.pinned()), unique=True))
+        self.release_blocks(data.draw(st.lists(st.sampled_from(self.pinned()), unique=True)))
+
+    def release_blocks(self, block_ids):
         self.pool.release(block_ids)
         self.model.clock += 1
         for block_id in block_ids:
@@ -172,7 +201,7 @@ class PoolMachine(RuleBasedStateMachine):
             assert self.directory.match(self.path_to(block_hash)) == replica.match(self.path_to(block_hash))
 
     def path_to(self, block_hash: BlockHash) -> bytes:
-        return b"".join(chain(tuple(block_hash[: block_hash[15]])))
+        return b"".join(chain(path_of(block_hash)))
 
     @rule()
     def take_inventory_between_events(self):
