@@ -12,7 +12,7 @@ from torch import Tensor
 
 from engine.errors import EngineError, NonFiniteLogitsError
 from engine.layout import KVLayout
-from engine.llama import LlamaModel, PagedStep
+from engine.llama import LlamaModel
 from engine.paged_cache import PagedCache
 from engine.sampler import check, sample
 from engine.step import FlatStep, SequenceStep, StepLimits, StepResult, flatten
@@ -75,7 +75,7 @@ class Engine:
     def _forward(self, step: FlatStep, on_layer: Callable[[int], None] | None) -> Tensor:
         if step.clear_block_ids.size:
             self._cache.clear(torch.from_numpy(step.clear_block_ids))
-        paged = PagedStep.of(step)
+        paged = self._cache.page(step)
         hidden = self._model.forward(self._model.embed(paged.token_ids), paged, self._cache, on_layer)
         logits = self._model.logits(hidden[torch.from_numpy(step.sampled_rows)])
         if not bool(logits.isfinite().all()):

@@ -14,8 +14,7 @@ from torch import Tensor
 from engine.errors import EngineError
 from engine.layers import attend, gated_mlp, rms_norm, rotary_angles, rotary_frequencies, rotate
 from engine.model_folder import ModelConfig
-from engine.paged_cache import PagedCache
-from engine.step import FlatStep, Span
+from engine.paged_cache import PagedCache, PagedSpan, PagedStep
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,33 +30,6 @@ class LayerWeights:
     gate: Tensor
     up: Tensor
     down: Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class PagedSpan:
-    """A span of the step with its block table as a tensor."""
-
-    span: Span
-    block_ids: Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class PagedStep:
-    """A flat step as tensors."""
-
-    token_ids: Tensor
-    positions: Tensor
-    slots: Tensor
-    spans: tuple[PagedSpan, ...]
-
-    @classmethod
-    def of(cls, step: FlatStep) -> "PagedStep":
-        return cls(
-            token_ids=torch.from_numpy(step.token_ids),
-            positions=torch.from_numpy(step.positions),
-            slots=torch.from_numpy(step.slots),
-            spans=tuple(PagedSpan(span, torch.from_numpy(span.block_ids)) for span in step.spans),
-        )
 
 
 class LlamaModel:
@@ -110,7 +82,7 @@ class LlamaModel:
             query = self._heads(normed, weights.query)
             key = self._heads(normed, weights.key)
             value = self._heads(normed, weights.value)
-            cache.write(layer, step.slots, rotate(key, cos, sin), value)
+            cache.write(layer, step, rotate(key, cos, sin), value)
             if on_layer is not None:
                 on_layer(layer)
             attended = _attention(layer, rotate(query, cos, sin), step.spans, cache)
@@ -132,9 +104,8 @@ class LlamaModel:
 def _attention(layer: int, query: Tensor, spans: Sequence[PagedSpan], cache: PagedCache) -> Tensor:
     """[N, H, D] → [N, H, D], each span over its own context and new tokens."""
     parts = []
-    for paged in spans:
-        span = paged.span
-        keys, values = cache.read(layer, paged.block_ids, span.context_tokens + span.tokens)
+    for span in spans:
+        keys, values = cache.read(layer, span)
         part = query[span.start : span.start + span.tokens]
         parts.append(attend(part, keys, values, span.context_tokens))
     return parts[0] if len(parts) == 1 else torch.cat(parts)

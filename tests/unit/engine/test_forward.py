@@ -11,7 +11,6 @@ from transformers import AutoModelForCausalLM
 
 from engine.engine import Engine, KVLayout, SequenceStep
 from engine.errors import EngineError, NonFiniteLogitsError, StepError
-from engine.llama import PagedStep
 from engine.loader import load_model
 from engine.paged_cache import PagedCache
 from engine.step import StepLimits, flatten
@@ -226,16 +225,17 @@ def test_two_halves_of_the_layers_make_the_whole(untied: Case) -> None:
         caches.append(PagedCache(layout, buffer, BLOCKS))
     limits = StepLimits(BLOCKS, BLOCK_TOKENS, halves[0].config.context_tokens_max, 512)
     with torch.inference_mode():
-        step = PagedStep.of(flatten([chunk(PROMPT, 0, len(PROMPT), scattered(3))], limits))
-        hidden = halves[0].embed(step.token_ids)
+        step = flatten([chunk(PROMPT, 0, len(PROMPT), scattered(3))], limits)
+        token_ids = torch.tensor(PROMPT)
+        hidden = halves[0].embed(token_ids)
         for half, cache in zip(halves, caches, strict=True):
-            hidden = half.forward(hidden, step, cache)
+            hidden = half.forward(hidden, cache.page(step), cache)
         logits = halves[1].logits(hidden)
     torch.testing.assert_close(logits, untied.logits(PROMPT), atol=1e-4, rtol=0)
     with pytest.raises(EngineError, match="no head"):
         halves[0].logits(hidden)
     with pytest.raises(EngineError, match="no embedding"):
-        halves[1].embed(step.token_ids)
+        halves[1].embed(token_ids)
     with pytest.raises(EngineError, match="whole model"):
         Engine(halves[0], KVLayout.of(halves[0].config), memoryview(bytearray(1 << 20)), 1)
 
