@@ -70,6 +70,8 @@ class ServerProcess:
     def start(self, timeout_s: float = START_S_MAX) -> None:
         """Return when it answers; ServerError, with nothing left running, where it does not."""
         assert not self.alive, f"{self._plan.name} is running already"
+        if self._plan.answers():
+            raise ServerError(f"{self._plan.name} cannot start: another server answers at {self._plan.url}")
         self._plan.log_path.parent.mkdir(parents=True, exist_ok=True)
         with self._plan.log_path.open("ab") as log:
             # A group of its own: a terminal's Ctrl-C is for the one who drains what uses the server.
