@@ -93,7 +93,7 @@ class ScheduleRequest:
     ttft_ms_max: float | None = None
     tbt_ms_max: float | None = None
     excluded: tuple[InstanceId, ...] = ()
-    """Instances that refused or were lost in earlier attempts."""
+    """Instances that refused or were lost in earlier attempts: taken only where no other serves."""
     resumed: bool = False
     """A request that already streamed tokens skips early rejection."""
 

@@ -85,8 +85,8 @@ def place(
     """
     prefix_blocks = {match.instance: match.prefix_blocks for match in matches}
     able = _able(view, request)
-    prefills = _heard(able, Role.PREFILL, limits, now_s)
-    decodes = _heard(able, Role.DECODE, limits, now_s)
+    prefills = _preferred(able, Role.PREFILL, request, limits, now_s)
+    decodes = _preferred(able, Role.DECODE, request, limits, now_s)
     if not prefills or not decodes:
         missing = Role.DECODE if prefills else Role.PREFILL
         detail = (
@@ -134,18 +134,26 @@ def _able(view: ClusterView, request: ScheduleRequest) -> list[InstanceView]:
         if instance.model == request.model
         and instance.fingerprint == request.fingerprint
         and not instance.draining
-        and instance.instance not in request.excluded
         and instance.blocks >= reserved_blocks(request.prompt_tokens, instance.block_tokens)
     ]
 
 
-def _heard(
-    instances: Sequence[InstanceView], role: Role, limits: PlacementLimits, now_s: float
+def _preferred(
+    instances: Sequence[InstanceView],
+    role: Role,
+    request: ScheduleRequest,
+    limits: PlacementLimits,
+    now_s: float,
 ) -> list[InstanceView]:
-    """Those of a role that are not silent; all of them where every one is (it may be our own bus)."""
+    """Those of a role that are not silent and have not failed this request before.
+
+    Where every one is silent it may be our own bus; where every one has failed it may have been a
+    passing refusal: then the condition is dropped.
+    """
     in_role = [instance for instance in instances if role in instance.roles]
     heard = [instance for instance in in_role if now_s - instance.heard_at_s <= limits.silence_s_max]
-    return heard or in_role
+    heard = heard or in_role
+    return [instance for instance in heard if instance.instance not in request.excluded] or heard
 
 
 def _choose_prefill(

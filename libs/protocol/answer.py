@@ -14,6 +14,9 @@ from protocol.order import Fresh, Gap, Repeat, arrange
 
 PLACEMENT_ATTEMPTS_MAX = 4
 """Placements of one request, counting refusals and losses alike."""
+OVERLOAD = frozenset({RefusalReason.QUEUE_FULL, RefusalReason.NO_BLOCKS, RefusalReason.TBT})
+"""Refusals that say: too much work, come again. Others say: something is wrong here."""
+RETRY_AFTER_S = 1.0
 RESUME_INTERVAL_S = 1.0
 """A gap is asked for at most this often."""
 
@@ -234,7 +237,7 @@ class Fail:
     kind: FailureKind
     reason: str
     detail: str
-    retry_after_s: float = 1.0
+    retry_after_s: float = RETRY_AFTER_S
 
 
 Effect = AskPlacement | SubmitTo | Deliver | TellFinish | TellCancel | AskResume | Complete | Fail
@@ -320,7 +323,8 @@ def _submit_refused(answer: Answer, event: SubmitRefused) -> Outcome:
         return answer, ()
     if event.reason is RefusalReason.BAD_REQUEST:
         return _fail(answer, Fail(FailureKind.BAD_REQUEST, event.reason, event.detail))
-    return _place_again(answer, answer.placement.prefill, event.detail or event.reason, event.retry_after_s)
+    detail = event.detail or event.reason
+    return _place_again(answer, answer.placement.prefill, detail, event.reason, event.retry_after_s)
 
 
 def _tokens(answer: Answer, sender: InstanceId, entry: TokensEntry, now_s: float) -> Outcome:
@@ -355,7 +359,7 @@ def _failure(answer: Answer, sender: InstanceId, entry: FailedEntry) -> Outcome:
         return answer, ()
     if not entry.retryable:
         return _fail(answer, Fail(FailureKind.INTERNAL, "failed", entry.detail))
-    return _place_again(answer, sender, entry.detail)
+    return _place_again(answer, entry.culprit or sender, entry.detail, entry.reason)
 
 
 def _lost(answer: Answer, instance: InstanceId) -> Outcome:
@@ -386,13 +390,20 @@ def _resume(answer: Answer, now_s: float) -> Outcome:
     return replace(answer, resume_asked_at_s=now_s), (resume,)
 
 
-def _place_again(answer: Answer, culprit: InstanceId, detail: str, retry_after_s: float = 1.0) -> Outcome:
+def _place_again(
+    answer: Answer,
+    culprit: InstanceId,
+    detail: str,
+    reason: RefusalReason | None = None,
+    retry_after_s: float = RETRY_AFTER_S,
+) -> Outcome:
     """A new attempt that avoids `culprit`; what the old one holds is given back."""
     cancel = _cancel_all(answer)
     attempt = answer.attempt + 1
     if attempt >= answer.attempts_max:
         detail = f"gave up after {attempt} placements, the last one: {detail}"
-        fail = Fail(FailureKind.UNAVAILABLE, "placements_exhausted", detail, retry_after_s)
+        kind = FailureKind.REJECTED if reason in OVERLOAD else FailureKind.UNAVAILABLE
+        fail = Fail(kind, reason or "placements_exhausted", detail, retry_after_s)
         return replace(answer, phase=Phase.ENDED), (*cancel, fail)
     excluded = answer.excluded if culprit in answer.excluded else (*answer.excluded, culprit)
     again = replace(

@@ -85,9 +85,10 @@ class HandoverDone:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """Computing, transferring or an unanswered reserve came to nothing."""
+    """Something came to nothing: computing here, or, `at_decode`, reaching decode."""
 
     detail: str
+    at_decode: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,9 +191,11 @@ class SendRelease:
 
 @dataclass(frozen=True, slots=True)
 class TellFailed:
-    """The gateway places the request again."""
+    """The gateway places the request again, avoiding decode where the trouble was there."""
 
     detail: str
+    at_decode: bool
+    reason: RefusalReason | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +237,7 @@ def step(prefill: Prefill, event: Event, now_s: float) -> Outcome:
             computing = replace(prefill, phase=Phase.COMPUTING, reserved=reserved, renew_at_s=renew_at_s)
             return computing, (Compute(reserved),)
         case ReserveRefused(reason, detail) if phase is Phase.RESERVING:
-            return _fail(prefill, f"decode refused: {reason} {detail}")
+            return _fail(prefill, f"decode refused: {reason} {detail}", at_decode=True, reason=reason)
         case Computed() if phase is Phase.COMPUTING:
             return _computed(prefill, event)
         case HandoverDone() if phase is Phase.HANDING_OVER:
@@ -242,15 +245,16 @@ def step(prefill: Prefill, event: Event, now_s: float) -> Outcome:
         case CommitAccepted() if phase is Phase.COMMITTING:
             return _done(prefill, Result.HANDED_OVER, (Free(),))
         case CommitRefused(reason, detail) if phase is Phase.COMMITTING:
-            return _fail(prefill, f"commit refused: {reason} {detail}")
+            return _fail(prefill, f"commit refused: {reason} {detail}", at_decode=True, reason=reason)
         case CommitUnanswered(detail) if phase is Phase.COMMITTING:
             if prefill.commits_sent < COMMIT_TRIES_MAX:
                 return _commit(prefill)
-            return _fail(prefill, f"commit was not answered {COMMIT_TRIES_MAX} times: {detail}")
-        case Failed(detail):
-            return _fail(prefill, detail)
+            unanswered = f"commit was not answered {COMMIT_TRIES_MAX} times: {detail}"
+            return _fail(prefill, unanswered, at_decode=True)
+        case Failed(detail, at_decode):
+            return _fail(prefill, detail, at_decode=at_decode)
         case RenewRefused(detail) if prefill.reserved is not None and phase is not Phase.COMMITTING:
-            return _fail(prefill, f"reservation lost: {detail}")
+            return _fail(prefill, f"reservation lost: {detail}", at_decode=True)
         case CancelAsked():
             return _done(prefill, Result.CANCELLED, (*_release(prefill), Free()))
         case TimePassed():
@@ -286,8 +290,9 @@ def _renew(prefill: Prefill, now_s: float) -> Outcome:
     return renewed, (SendRenew(prefill.reserved.generation),)
 
 
-def _fail(prefill: Prefill, detail: str) -> Outcome:
-    return _done(prefill, Result.FAILED, (TellFailed(detail), *_release(prefill), Free()))
+def _fail(prefill: Prefill, detail: str, *, at_decode: bool, reason: RefusalReason | None = None) -> Outcome:
+    tell = TellFailed(detail, at_decode, reason)
+    return _done(prefill, Result.FAILED, (tell, *_release(prefill), Free()))
 
 
 def _release(prefill: Prefill) -> tuple[SendRelease, ...]:

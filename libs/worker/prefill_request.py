@@ -139,9 +139,11 @@ class PrefillRequest:
                 self._commit_locally()
             case prefill.SendRelease(generation):
                 self._node.spawn(self._release(generation), "release")
-            case prefill.TellFailed(detail):
+            case prefill.TellFailed(detail, at_decode, reason):
                 self._node.context.log.warning("prefill failed", **self._log_fields(detail))
-                self._tell(FailedEntry(self._work.request_id, self._work.attempt, True, detail))
+                culprit = self._decode if at_decode else None
+                work = self._work
+                self._tell(FailedEntry(work.request_id, work.attempt, True, detail, culprit, reason))
             case prefill.Free():
                 self._node.spawn(self._free(), "free")
 
@@ -155,13 +157,13 @@ class PrefillRequest:
             if not isinstance(answer, Reserved):
                 raise ProtocolError(f"reserve was answered by {type(answer).__name__}")
         except MoonpoolError as error:
-            self.feed(prefill.Failed(f"reserve at {self._decode}: {error}"))
+            self.feed(prefill.Failed(f"reserve at {self._decode}: {error}", at_decode=True))
             return
         try:
             self._peer = await self._connect()
         except (MoonpoolError, TransferError) as error:
             await self._release(answer.generation)
-            self.feed(prefill.Failed(f"connect to {self._decode}: {error}"))
+            self.feed(prefill.Failed(f"connect to {self._decode}: {error}", at_decode=True))
             return
         self.feed(prefill.ReserveAccepted(answer))
 
@@ -226,7 +228,7 @@ class PrefillRequest:
         try:
             done = await self._handover.finish()
         except TransferError as error:
-            self.feed(prefill.Failed(f"handover to {self._decode}: {error}"))
+            self.feed(prefill.Failed(f"handover to {self._decode}: {error}", at_decode=True))
             return
         self._node.metrics.handover_wait_s.observe(self._node.now_s() - started_s)
         self._node.metrics.handover_bytes.inc(done.bytes_written)

@@ -27,7 +27,7 @@ from kvindex.core import InstanceId, InstanceMatch
 from policy.core import CostCoefficients, InstanceState, Placement, Rejection, RejectReason, Role
 from policy.place import PlacementLimits, place
 from policy.predict import reserved_blocks
-from policy.view import ClusterView, with_placement
+from policy.view import ClusterView, InstanceView, with_placement
 
 pytestmark = pytest.mark.unit
 
@@ -269,6 +269,16 @@ def views(draw: st.DrawFn) -> ClusterView:
     return view_of(*known)
 
 
+def serves(candidate: InstanceView, role: Role, prompt_tokens: int) -> bool:
+    return (
+        role in candidate.roles
+        and (candidate.model, candidate.fingerprint) == (request().model, request().fingerprint)
+        and not candidate.draining
+        and 100.0 - candidate.heard_at_s <= LIMITS.silence_s_max
+        and candidate.blocks >= reserved_blocks(prompt_tokens, BLOCK_TOKENS)
+    )
+
+
 @given(
     view=views(),
     prompt_tokens=st.integers(1, 2000),
@@ -304,7 +314,9 @@ def test_a_placement_keeps_every_promise(
         assert role in used.roles
         assert (used.model, used.fingerprint) == (asked.model, asked.fingerprint)
         assert not used.draining
-        assert name not in excluded
+        if name in excluded:
+            free = [other for other in view.instances.values() if other.instance not in excluded]
+            assert not any(serves(other, role, prompt_tokens) for other in free)
         assert used.blocks >= reserved_blocks(prompt_tokens, BLOCK_TOKENS)
     assert decision.prefix_blocks * BLOCK_TOKENS < prompt_tokens
     assert (decision.source is None) == (decision.prefix_blocks == 0)

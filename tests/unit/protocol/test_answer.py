@@ -143,7 +143,7 @@ def test_attempts_are_bounded() -> None:
         )
     assert state.phase is Phase.ENDED
     fails = of(effects, answer.Fail)
-    assert [(fail.kind, fail.retry_after_s) for fail in fails] == [(answer.FailureKind.UNAVAILABLE, 2.0)]
+    assert [(fail.kind, fail.retry_after_s) for fail in fails] == [(answer.FailureKind.REJECTED, 2.0)]
     assert of(effects, answer.TellCancel) == [
         answer.TellCancel((PREFILL, DECODE), answer.PLACEMENT_ATTEMPTS_MAX - 1)
     ]
