@@ -151,9 +151,8 @@ def _preferred(
     passing refusal: then the condition is dropped.
     """
     in_role = [instance for instance in instances if role in instance.roles]
-    heard = [instance for instance in in_role if now_s - instance.heard_at_s <= limits.silence_s_max]
-    heard = heard or in_role
-    return [instance for instance in heard if instance.instance not in request.excluded] or heard
+    fit = [instance for instance in in_role if instance.instance not in request.excluded] or in_role
+    return [instance for instance in fit if now_s - instance.heard_at_s <= limits.silence_s_max] or fit
 
 
 def _choose_prefill(

@@ -274,7 +274,6 @@ def serves(candidate: InstanceView, role: Role, prompt_tokens: int) -> bool:
         role in candidate.roles
         and (candidate.model, candidate.fingerprint) == (request().model, request().fingerprint)
         and not candidate.draining
-        and 100.0 - candidate.heard_at_s <= LIMITS.silence_s_max
         and candidate.blocks >= reserved_blocks(prompt_tokens, BLOCK_TOKENS)
     )
 
