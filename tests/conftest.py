@@ -2,6 +2,12 @@
 
 import os
 
+from hypothesis import settings
+
+# How long one example takes says nothing on a machine that other processes share.
+settings.register_profile("shared_machine", deadline=None)
+settings.load_profile("shared_machine")
+
 # One thread for each engine, in this process and in those it starts; two cores are shared by all of them.
 os.environ["OMP_NUM_THREADS"] = "1"
 # No test may reach for a model over the network.

@@ -256,5 +256,5 @@ class DirectoryMachine(RuleBasedStateMachine):
         assert set(self.directory._holders) == every
 
 
-DirectoryMachine.TestCase.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+DirectoryMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=40)
 TestDirectory = DirectoryMachine.TestCase

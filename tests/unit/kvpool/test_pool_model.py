@@ -243,5 +243,5 @@ class PoolMachine(RuleBasedStateMachine):
         assert all(event.action is not BlockAction.MOVED for event in events)
 
 
-PoolMachine.TestCase.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
+PoolMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
 TestPool = PoolMachine.TestCase
