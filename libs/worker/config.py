@@ -31,4 +31,10 @@ class WorkerConfig(ServiceConfig):
         default=10.0,
         metadata={"help": "a reservation's life without renewal", "min": 0.1, "max": 600.0},
     )
+    transfer_fixed_s: float = field(
+        default=0.001, metadata={"help": "assumed cost of a transfer, whatever its size", "min": 0.0}
+    )
+    transfer_bytes_per_s: float = field(
+        default=1e9, metadata={"help": "assumed bandwidth between instances", "min": 1e3}
+    )
     checksums: bool = field(default=True, metadata={"help": "checksum KV at both ends of a handover"})

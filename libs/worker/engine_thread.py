@@ -30,9 +30,16 @@ class EngineThread:
         engine = self._ready()
         return await self._call(lambda: engine.run(sequences, on_layer))
 
-    async def profile(self, block_ids: Sequence[int]) -> CostCoefficients:
+    async def profile(
+        self, block_ids: Sequence[int], transfer_fixed_s: float, transfer_bytes_per_s: float
+    ) -> CostCoefficients:
+        """Measure the engine on scratch blocks; the transfer's two coefficients are taken as given."""
         engine = self._ready()
-        return await self._call(lambda: engine.profile(block_ids))
+        return await self._call(
+            lambda: engine.profile(
+                block_ids, transfer_fixed_s=transfer_fixed_s, transfer_bytes_per_s=transfer_bytes_per_s
+            )
+        )
 
     async def close(self) -> None:
         """Wait for the step under way, then end the thread."""

@@ -134,7 +134,8 @@ class Node:
     async def _profile(self) -> CostCoefficients:
         block_ids = self.pool.allocate(min(PROFILE_BLOCKS_MAX, self.pool.available()))
         try:
-            return await self.engine.profile(block_ids)
+            config = self.config
+            return await self.engine.profile(block_ids, config.transfer_fixed_s, config.transfer_bytes_per_s)
         finally:
             self.pool.release(block_ids)
 
