@@ -32,7 +32,7 @@ class GatewayMetrics:
         )
         self.notices_given_up = Counter(
             "moonpool_gateway_given_up_notices",
-            "Cancels, finishes and resumes that nobody acknowledged",
+            "Cancels and finishes that nobody acknowledged",
             registry=registry,
         )
         self.stray_entries = Counter(

@@ -1,4 +1,4 @@
-"""Requests to instances that must arrive but that nobody waits for: finish, cancel, resume.
+"""Requests to instances that must arrive but that nobody waits for: finish and cancel.
 
 Each is sent until it is acknowledged, a bounded number of times; how many are under way is bounded too.
 What is given up here, the instance's own time limits clean up.
@@ -12,12 +12,12 @@ from cluster import subjects
 from cluster.bus import Bus
 from cluster.errors import MoonpoolError
 from cluster.logs import Logger
-from cluster.messages import Cancel, Finish, Resume
+from cluster.messages import Cancel, Finish
 from cluster.tracing import TraceContext
 from gateway.metrics import GatewayMetrics
 from kvindex.core import InstanceId
 
-Notice = Cancel | Finish | Resume
+Notice = Cancel | Finish
 
 NOTICE_TRIES_MAX = 5
 NOTICES_MAX = 4096

@@ -1,4 +1,4 @@
-"""One request to the cluster: asking a conductor for a place, submitting to prefill.
+"""One request to the cluster: asking a conductor for a place, submitting to prefill, resuming at decode.
 
 Each is a question and its answer, as an event of `protocol.answer`; who asks again, and when, is decided
 there.
@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from cluster import subjects
 from cluster.bus import Bus
-from cluster.errors import DeadlineError, MoonpoolError, NoResponderError
-from cluster.messages import MATCH_BLOCKS_MAX, Accepted, PromptPart, Refused, Submit, Work
+from cluster.errors import DeadlineError, DisconnectedError, MoonpoolError, NoResponderError
+from cluster.messages import MATCH_BLOCKS_MAX, Accepted, PromptPart, Refused, Resume, Submit, Work
 from cluster.tracing import TraceContext
 from gateway.text import Prompt
 from kvhash import BLOCK_TOKENS, HASH_BYTES, BlockHash, Namespace, extend
@@ -17,8 +17,10 @@ from kvindex.core import InstanceId
 from policy.core import Placement, Rejection, RequestId, SamplingParams, ScheduleRequest
 from protocol.answer import (
     AskPlacement,
+    AskResume,
     NotPlaced,
     Placed,
+    ResumeRefused,
     SubmitAccepted,
     SubmitRefused,
     SubmitUnanswered,
@@ -27,6 +29,7 @@ from protocol.answer import (
 from protocol.order import TOKEN_ID_BYTES
 from protocol.parts import split
 
+RESUME_TRIES_MAX = 3
 BLOCK_BYTES = BLOCK_TOKENS * TOKEN_ID_BYTES
 
 
@@ -128,6 +131,27 @@ async def submit(
                 placement.attempt, f"{placement.prefill} answered with {type(answer).__name__}"
             )
     return SubmitAccepted(placement.attempt)
+
+
+async def resume(bus: Bus, order: Order, ask: AskResume, timeout_s: float) -> ResumeRefused | None:
+    """Ask decode to send again what is missing; None where it will, or where it is our own bus that is
+    away: its return asks again."""
+    message = Resume(order.request_id, ask.attempt, 0, ask.from_index)
+    subject = subjects.instance(ask.instance)
+    failure = ""
+    for _ in range(RESUME_TRIES_MAX):
+        try:
+            answer = await bus.request(subject, message, timeout_s=timeout_s, trace=order.trace)
+        except DisconnectedError:
+            return None
+        except MoonpoolError as error:
+            failure = str(error)
+            continue
+        if isinstance(answer, Accepted):
+            return None
+        reason = answer.detail or answer.reason if isinstance(answer, Refused) else type(answer).__name__
+        return ResumeRefused(ask.attempt, f"{ask.instance} cannot resume: {reason}")
+    return ResumeRefused(ask.attempt, f"{ask.instance} did not answer a resume: {failure}")
 
 
 def _all_hashes(order: Order, output_token_ids: bytes) -> bytes:

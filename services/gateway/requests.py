@@ -29,7 +29,7 @@ from gateway.notices import Notices
 from gateway.placing import Order
 from gateway.running import RequestLimits, RunningRequest
 from kvindex.core import InstanceId
-from policy.core import RequestId
+from policy.core import Placement, RequestId
 from protocol import answer
 from protocol.answer import Answer, Event, Phase
 from protocol.order import TOKEN_ID_BYTES
@@ -37,15 +37,20 @@ from protocol.order import TOKEN_ID_BYTES
 STREAM_BATCHES_MAX = 65_536
 """Batches that may wait to be taken in; the bus drops and counts what is over it, resume fetches it."""
 SETTLE_S_MAX = 2.0
+"""What notices under way get to arrive at close."""
+DRAIN_SETTLE_S_MAX = 0.5
+"""The same at the end of a drain, beyond its deadline."""
 
 
 @dataclass(frozen=True, slots=True)
 class GatewayLimits:
     """Bounds of the whole gateway. `requests_max`: requests in progress, being read and tokenised
-    included."""
+    included. `replacements_in_flight_max`: those that ask for another placement at once, so that a lost
+    instance brings no storm; who asked first is first."""
 
     requests_max: int = 1024
     notice_timeout_s: float = 2.0
+    replacements_in_flight_max: int = 16
     request: RequestLimits = field(default_factory=RequestLimits)
 
 
@@ -58,6 +63,7 @@ class Requests:
         self._log = log
         self._limits = limits
         self._notices = Notices(bus, metrics, log, timeout_s=limits.notice_timeout_s)
+        self._replacing = asyncio.Semaphore(limits.replacements_in_flight_max)
         self._running: dict[RequestId, RunningRequest] = {}
         self._admitted = 0
         self._draining = False
@@ -84,7 +90,7 @@ class Requests:
         """A place among the requests in progress, from before the body is read to the last byte of the
         answer. Raises ApiError where there is none."""
         if self._draining:
-            raise ApiError(UNAVAILABLE, "this gateway is shutting down", reason="draining")
+            raise _shutting_down()
         if self._admitted >= self._limits.requests_max:
             message = f"{self._limits.requests_max} requests are in progress, which is this gateway's limit"
             raise ApiError(OVERLOADED, message, reason="gateway_full")
@@ -110,6 +116,7 @@ class Requests:
             self._metrics,
             self._log,
             self._limits.request,
+            self._replacing,
             arrived_at_s=arrived_at_s,
         )
         self._running[order.request_id] = request
@@ -127,13 +134,13 @@ class Requests:
             await asyncio.wait_for(self._idle.wait(), deadline_s)
         except TimeoutError:
             for request in list(self._running.values()):
-                request.fail(ApiError(UNAVAILABLE, "this gateway is shutting down", reason="draining"))
-        await self._notices.settle(SETTLE_S_MAX)
+                request.fail(_shutting_down())
+        await self._notices.settle(DRAIN_SETTLE_S_MAX)
 
     async def close(self) -> None:
         self._draining = True
         for request in list(self._running.values()):
-            request.fail(ApiError(UNAVAILABLE, "this gateway is shutting down", reason="draining"))
+            request.fail(_shutting_down())
         if self._subscription is not None:
             await self._subscription.unsubscribe()
         await self._notices.settle(SETTLE_S_MAX)
@@ -156,21 +163,21 @@ class Requests:
         sender = received.envelope.sender
         for tokens in batch.tokens:
             if _well_formed(tokens):
-                self._take(tokens.request_id, answer.TokensCame(sender, tokens))
+                self._take(tokens.request_id, sender, answer.TokensCame(sender, tokens))
             else:
                 self._malformed(sender, tokens)
         for finish in batch.finished:
-            self._take(finish.request_id, answer.FinishCame(sender, finish))
+            self._take(finish.request_id, sender, answer.FinishCame(sender, finish))
         for failed in batch.failed:
-            self._take(failed.request_id, answer.FailureCame(sender, failed))
+            self._take(failed.request_id, sender, answer.FailureCame(sender, failed))
 
-    def _take(self, request_id: RequestId, event: Event) -> None:
+    def _take(self, request_id: RequestId, sender: InstanceId, event: Event) -> None:
         request = self._running.get(request_id)
         if request is not None:
             request.take(event)
             return
         self._metrics.stray_entries.inc()
-        _, effects = answer.step(Answer(request_id, phase=Phase.ENDED), event, 0.0)
+        _, effects = answer.step(_ended(request_id, sender), event, 0.0)
         for effect in effects:
             match effect:
                 case answer.TellCancel(instances, attempt):
@@ -182,6 +189,17 @@ class Requests:
     def _malformed(self, sender: InstanceId, entry: TokensEntry | FinishEntry | FailedEntry) -> None:
         self._metrics.stray_entries.inc()
         self._log.warning("stream entry dropped", sender=sender, request_id=entry.request_id)
+
+
+def _ended(request_id: RequestId, sender: InstanceId) -> Answer:
+    """An answer that we know nothing of any more: its sender counts as its decode, which keeps tokens
+    until it hears that it may stop."""
+    placement = Placement(request_id, 0, sender, sender)
+    return Answer(request_id, phase=Phase.ENDED, placement=placement)
+
+
+def _shutting_down() -> ApiError:
+    return ApiError(UNAVAILABLE, "this gateway is shutting down", reason="draining")
 
 
 def _well_formed(entry: TokensEntry) -> bool:

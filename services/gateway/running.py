@@ -1,7 +1,7 @@
 """One request in progress: carries out what `protocol.answer` decides, and turns tokens into text.
 
-Owns the tokens delivered so far, the text, the deadline and at most one question under way (a placement
-or a submit). Decides nothing about attempts; knows no HTTP.
+Owns the tokens delivered so far, the text, the deadline and the questions under way (a placement or a
+submit, and a resume). Decides nothing about attempts; knows no HTTP.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ from typing import assert_never
 
 from cluster.bus import Bus
 from cluster.logs import Logger
-from cluster.messages import Cancel, Finish, Resume
+from cluster.messages import Cancel, Finish
 from gateway import placing
 from gateway.answer_text import AnswerText
 from gateway.api_errors import CLIENT_TOO_SLOW, INTERNAL, ApiError, of_failure
@@ -40,6 +40,33 @@ class RequestLimits:
     placement_attempts_max: int = answer.PLACEMENT_ATTEMPTS_MAX
 
 
+class _Question:
+    """At most one question under way; a new one replaces it, its answer would be out of date."""
+
+    def __init__(self, answered: Callable[[Event | Exception | None], None]) -> None:
+        self._answered = answered
+        self._task: asyncio.Task[None] | None = None
+
+    def ask(self, question: Callable[[], Awaitable[Event | None]]) -> None:
+        self.stop()
+        self._task = asyncio.create_task(self._run(question))
+
+    def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            self._task = None
+
+    async def _run(self, question: Callable[[], Awaitable[Event | None]]) -> None:
+        outcome: Event | Exception | None
+        try:
+            outcome = await question()
+        except Exception as error:
+            outcome = error
+        # From here on it is no longer under way: the answer may ask the next question.
+        self._task = None
+        self._answered(outcome)
+
+
 class RunningRequest:
     """`take` an event; read `outbox`. Everything happens on the event loop's thread."""
 
@@ -52,10 +79,14 @@ class RunningRequest:
         metrics: GatewayMetrics,
         log: Logger,
         limits: RequestLimits,
+        replacing: asyncio.Semaphore,
         *,
         arrived_at_s: float,
     ) -> None:
-        """`arrived_at_s`: when the client's request came, by the event loop's clock."""
+        """`replacing` is shared by all requests and held while one asks for another placement.
+
+        `arrived_at_s`: when the client's request came, by the event loop's clock.
+        """
         self.order = order
         self.outbox = Outbox(limits.unsent_chars_max)
         self.state = Answer(order.request_id, attempts_max=limits.placement_attempts_max)
@@ -65,11 +96,14 @@ class RunningRequest:
         self._metrics = metrics
         self._log = log
         self._limits = limits
+        self._replacing = replacing
         self._loop = asyncio.get_running_loop()
         self._arrived_at_s = arrived_at_s
         self._deadline_at_s = arrived_at_s + limits.request_timeout_s
         self._deadline = self._loop.call_at(self._deadline_at_s, self.take, answer.DeadlinePassed())
-        self._asking: asyncio.Task[None] | None = None
+        # A resume may be asked while a submit is still unanswered: its tokens overtook the answer.
+        self._asking = _Question(self._answered)
+        self._resuming = _Question(self._answered)
         self._output_token_ids = bytearray()
         self._stopped_after: int | None = None
         self._cached_tokens = 0
@@ -93,14 +127,15 @@ class RunningRequest:
             self._metrics.client_gone.inc()
         self.take(answer.ClientGone())
         self._deadline.cancel()
-        self._stop_asking()
+        self._asking.stop()
+        self._resuming.stop()
 
     def _carry_out(self, effect: Effect) -> None:
         match effect:
             case answer.AskPlacement():
-                self._ask(lambda: self._place(effect))
+                self._asking.ask(lambda: self._place(effect))
             case answer.SubmitTo():
-                self._ask(lambda: self._submit(effect))
+                self._asking.ask(lambda: self._submit(effect))
             case answer.Deliver():
                 self._deliver(effect)
             case answer.TellFinish(instance, attempt, output_tokens):
@@ -110,9 +145,8 @@ class RunningRequest:
                 for instance in instances:
                     cancel = Cancel(self.order.request_id, attempt)
                     self._notices.send(instance, cancel, self.order.trace)
-            case answer.AskResume(instance, attempt, from_index):
-                resume = Resume(self.order.request_id, attempt, 0, from_index)
-                self._notices.send(instance, resume, self.order.trace)
+            case answer.AskResume():
+                self._resuming.ask(lambda: self._resume(effect))
             case answer.Complete(reason, output_tokens):
                 self._complete(reason, output_tokens)
             case answer.Fail():
@@ -148,9 +182,14 @@ class RunningRequest:
         self._delivered_at_s = now_s
 
     async def _place(self, ask: answer.AskPlacement) -> Event:
-        if ask.backoff:
-            backoff_s = min(PLACE_AGAIN_BACKOFF_S * 2**ask.attempt, PLACE_AGAIN_BACKOFF_S_MAX)
-            await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))
+        if not ask.backoff:
+            return await self._ask_placement(ask)
+        backoff_s = min(PLACE_AGAIN_BACKOFF_S * 2**ask.attempt, PLACE_AGAIN_BACKOFF_S_MAX)
+        await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))
+        async with self._replacing:
+            return await self._ask_placement(ask)
+
+    async def _ask_placement(self, ask: answer.AskPlacement) -> Event:
         self._metrics.placements.inc()
         question = placing.schedule_request(
             self.order, ask, bytes(self._output_token_ids), self._seconds_left()
@@ -170,25 +209,15 @@ class RunningRequest:
             timeout_s=self._limits.submit_timeout_s,
         )
 
-    def _ask(self, question: Callable[[], Awaitable[Event]]) -> None:
-        """A new question replaces the one under way, whose answer would be out of date."""
-        self._stop_asking()
-        self._asking = asyncio.create_task(self._answer_to(question))
+    async def _resume(self, ask: answer.AskResume) -> Event | None:
+        return await placing.resume(self._bus, self.order, ask, self._limits.submit_timeout_s)
 
-    async def _answer_to(self, question: Callable[[], Awaitable[Event]]) -> None:
-        try:
-            event = await question()
-        except Exception as error:
-            self._log.exception("question failed", error, request_id=self.order.request_id)
+    def _answered(self, outcome: Event | Exception | None) -> None:
+        if isinstance(outcome, Exception):
+            self._log.exception("question failed", outcome, request_id=self.order.request_id)
             self.fail(ApiError(INTERNAL, "the gateway failed; see its log by the request id"))
-            return
-        self._asking = None
-        self.take(event)
-
-    def _stop_asking(self) -> None:
-        if self._asking is not None:
-            self._asking.cancel()
-            self._asking = None
+        elif outcome is not None:
+            self.take(outcome)
 
     def _too_slow(self) -> ApiError:
         message = f"more than {self._limits.unsent_chars_max} characters wait for the client to read"

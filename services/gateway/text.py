@@ -21,7 +21,7 @@ from gateway.api_types import ChatMessage
 from gateway.chat_template import ChatTemplate, TemplateError
 from gateway.detokenizer import TokenBytes
 from gateway.validate import ModelLimits, text_too_long
-from kvhash import BLOCK_TOKENS, block_hashes, model_fingerprint, namespace
+from kvhash import BLOCK_TOKENS, FingerprintError, block_hashes, model_fingerprint, namespace
 from protocol.order import TOKEN_ID_BYTES
 
 TOKENIZE_THREADS = 2
@@ -51,9 +51,13 @@ def load_model_folder(folder: Path, name: str, dtype: str) -> ModelFolder:
         vocabulary_tokens=_positive(config, "vocab_size"),
         end_token_ids=_end_token_ids(config, generation_config, tokenizer_config, tokenizer),
     )
+    try:
+        fingerprint = model_fingerprint(folder, dtype, dtype, BLOCK_TOKENS)
+    except (FingerprintError, OSError) as error:
+        raise ConfigError(f"{folder}: {error}") from error
     return ModelFolder(
         limits=limits,
-        fingerprint=model_fingerprint(folder, dtype, dtype, BLOCK_TOKENS),
+        fingerprint=fingerprint,
         tokenizer=tokenizer,
         template=_chat_template(folder, tokenizer_config),
     )

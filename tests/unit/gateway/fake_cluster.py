@@ -5,6 +5,7 @@ import json
 from collections.abc import Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from inspect import isawaitable
 
 from aiohttp import ClientSession, TCPConnector, web
 from tests.unit.gateway.model_files import byte_level_tokenizer
@@ -54,7 +55,7 @@ class Worker:
         self.parts: list[PromptPart] = []
         self.notices: asyncio.Queue[Cancel | Finish | Resume] = asyncio.Queue()
         self.traces: list[str] = []
-        self.answer: Callable[[object], object] = _accept
+        self.answer: Callable[[object], object] = accept
 
     async def start(self) -> "Worker":
         await self.bus.subscribe(subjects.instance(self.bus.instance), self._handle)
@@ -71,7 +72,8 @@ class Worker:
                 self.parts.append(body)
             case Cancel() | Finish() | Resume():
                 self.notices.put_nowait(body)
-        return self.answer(body)
+        answer = self.answer(body)
+        return await answer if isawaitable(answer) else answer
 
     async def tokens(self, submit: Submit, token_ids: list[int], index: int, **fields: object) -> None:
         entry = TokensEntry(
@@ -94,7 +96,7 @@ class Worker:
         await self.finish(submit, len(token_ids) + 1)
 
 
-def _accept(body: object) -> object:
+def accept(body: object) -> object:
     assert isinstance(body, Submit | PromptPart | Cancel | Finish | Resume)
     if isinstance(body, Submit):
         return Accepted(body.work.request_id, body.work.attempt)

@@ -349,9 +349,10 @@ async def test_placements_are_tried_a_bounded_number_of_times(folder) -> None:
     limits = GatewayLimits(request=RequestLimits(placement_attempts_max=2))
     async with running_cluster(folder, limits=limits) as cluster:
         cluster.prefill.answer = lambda body: Refused("", 0, RefusalReason.NO_BLOCKS, "none", 3.0)
-        status, answer = await cluster.chat()
-        assert status == 503
-        assert "none" in answer["error"]["message"]
+        reply = await cluster.post(CHAT, chat_body())
+        assert reply.status == 429
+        assert reply.headers["retry-after"] == "3"
+        assert reply.headers["x-moonpool-rejected-reason"] == "no_blocks"
         assert len(cluster.scheduled) == 2
 
 

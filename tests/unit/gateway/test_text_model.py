@@ -11,9 +11,11 @@ from gateway.api_errors import ApiError
 from gateway.api_types import ChatMessage, TextPart
 from gateway.chat_template import ChatTemplate, TemplateError
 from gateway.text import TextModel, load_model_folder, pack_token_ids, unpack_token_ids
-from kvhash import BLOCK_TOKENS, model_fingerprint
+from kvhash import BLOCK_TOKENS, block_hashes, model_fingerprint, namespace
 
 pytestmark = pytest.mark.unit
+
+SEED = b"s" * 16
 
 
 @pytest.fixture
@@ -23,7 +25,7 @@ def folder(tmp_path):
 
 @pytest.fixture
 def model(folder):
-    text_model = TextModel(load_model_folder(folder, "tiny", "float32"))
+    text_model = TextModel(load_model_folder(folder, "tiny", "float32"), SEED)
     yield text_model
     text_model.close()
 
@@ -40,7 +42,7 @@ async def test_a_chat_is_rendered_and_encoded(model) -> None:
         ChatMessage(role="developer", content="Be short."),
         ChatMessage(role="user", content=[TextPart("The capital"), TextPart("of France?")]),
     ]
-    token_ids = unpack_token_ids(await model.encode_chat(messages))
+    token_ids = unpack_token_ids((await model.encode_chat(messages)).token_ids)
     expected = (
         "<|im_start|>system\nBe short.<|im_end|>\n"
         "<|im_start|>user\nThe capital\nof France?<|im_end|>\n<|im_start|>assistant\n"
@@ -60,7 +62,8 @@ async def test_a_chat_equals_transformers(folder, model) -> None:
     expected = reference.apply_chat_template(
         messages, chat_template=template, add_generation_prompt=True, return_dict=False
     )
-    assert unpack_token_ids(await model.encode_chat([ChatMessage(**m) for m in messages])) == expected
+    prompt = await model.encode_chat([ChatMessage(**m) for m in messages])
+    assert unpack_token_ids(prompt.token_ids) == expected
 
 
 async def test_what_the_template_refuses_is_400(model) -> None:
@@ -70,10 +73,10 @@ async def test_what_the_template_refuses_is_400(model) -> None:
 
 
 async def test_without_a_template_there_is_no_chat(tmp_path) -> None:
-    model = TextModel(load_model_folder(write_model_folder(tmp_path, template=None), "tiny", "float32"))
+    model = TextModel(load_model_folder(write_model_folder(tmp_path, template=None), "tiny", "float32"), SEED)
     with pytest.raises(ApiError, match="no chat template"):
         await model.encode_chat([ChatMessage(role="user", content="hello")])
-    assert unpack_token_ids(await model.encode_text("hello"))
+    assert (await model.encode_text("hello")).tokens > 0
     model.close()
 
 
@@ -93,13 +96,13 @@ async def test_a_text_that_cannot_fit_is_refused_untokenised(model) -> None:
 async def test_long_texts_leave_the_event_loop_free(folder) -> None:
     config = json.loads((folder / "config.json").read_text()) | {"max_position_embeddings": 1_000_000}
     (folder / "config.json").write_text(json.dumps(config))
-    model = TextModel(load_model_folder(folder, "tiny", "float32"))
+    model = TextModel(load_model_folder(folder, "tiny", "float32"), SEED)
     encoding = asyncio.ensure_future(model.encode_text("The quick brown fox. " * 20_000))
     turns = 0
     while not encoding.done():
         await asyncio.sleep(0)
         turns += 1
-    assert len(encoding.result()) > 4 * 20_000
+    assert encoding.result().tokens > 20_000
     assert turns > 10
     model.close()
 
@@ -118,6 +121,7 @@ async def test_long_texts_leave_the_event_loop_free(folder) -> None:
         ),
         ("tokenizer.json", "{}", "tokenizer.json"),
         ("chat_template.jinja", "{% if %}", "template"),
+        ("model.safetensors", "", "safetensors"),
     ],
 )
 def test_a_broken_folder_is_an_error_by_file(folder, file: str, content: str, message: str) -> None:
@@ -162,6 +166,15 @@ def test_templates_have_what_transformers_gives_them() -> None:
     assert rendered == '{"content": "<é>"}<s>4'
     with pytest.raises(TemplateError):
         ChatTemplate("{% for %}", {})
+
+
+async def test_a_prompt_of_token_ids_has_the_hashes_of_its_full_blocks(model, folder) -> None:
+    token_ids = list(range(3 * BLOCK_TOKENS + 5))
+    prompt = await model.prompt_of(token_ids)
+    space = namespace(SEED, model.fingerprint)
+    assert prompt.tokens == len(token_ids)
+    assert prompt.block_hashes == block_hashes(space, token_ids)
+    assert len(prompt.block_hashes) == 3 * 16
 
 
 def test_token_ids_are_packed_as_little_endian_int32() -> None:

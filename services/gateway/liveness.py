@@ -1,0 +1,131 @@
+"""Which instances are lost (DESIGN §3, 12): their lease is gone and they are silent, or they are silent for
+very long, or another process took their name.
+
+Silence counts only while our own bus is connected. `lost` decides, on frozen sightings; `Liveness` keeps
+them and tells. Knows no request.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from cluster import subjects
+from cluster.bus import Bus, Received, Subscription
+from cluster.logs import Logger
+from cluster.registry import Registry, RegistryEvent, Removed, Replaced
+from kvindex.core import InstanceId
+
+CHECK_S = 0.5
+LOADS_PENDING_MAX = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class SilenceLimits:
+    silence_s_max: float = 5.0
+    """For an instance whose lease is gone."""
+    dead_s_max: float = 60.0
+    """For any."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sighting:
+    """The last sign of one instance, and whether the registry has it."""
+
+    heard_at_s: float
+    registered: bool
+
+
+def lost(
+    sightings: Mapping[InstanceId, Sighting], now_s: float, limits: SilenceLimits
+) -> tuple[InstanceId, ...]:
+    """Who is to be taken as dead now, given that our bus was connected all the time since."""
+
+    def patience_s(sighting: Sighting) -> float:
+        return limits.dead_s_max if sighting.registered else limits.silence_s_max
+
+    return tuple(
+        instance
+        for instance, sighting in sightings.items()
+        if now_s - sighting.heard_at_s > patience_s(sighting)
+    )
+
+
+class Liveness:
+    """Calls `on_lost(instance)` in the event loop, once per loss."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        registry: Registry,
+        log: Logger,
+        limits: SilenceLimits,
+        on_lost: Callable[[InstanceId], None],
+    ) -> None:
+        self._bus = bus
+        self._registry = registry
+        self._log = log
+        self._limits = limits
+        self._on_lost = on_lost
+        self._sightings: dict[InstanceId, Sighting] = {}
+        self._subscription: Subscription | None = None
+        self._checking: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        self._registry.on_change(self._registry_changed)
+        self._bus.on_connection(self._connection_changed)
+        for instance in self._registry.instances:
+            self._heard(instance, registered=True)
+        self._subscription = await self._bus.subscribe(
+            subjects.LOAD_ALL, self._load_came, concurrency_max=1, pending_max=LOADS_PENDING_MAX
+        )
+        self._checking = asyncio.create_task(self._check())
+
+    async def close(self) -> None:
+        if self._checking is not None:
+            self._checking.cancel()
+            await asyncio.wait({self._checking})
+        if self._subscription is not None:
+            await self._subscription.unsubscribe()
+
+    async def _load_came(self, received: Received) -> None:
+        # Who was never registered, or was lost already, gets no sighting: that bounds them.
+        sighting = self._sightings.get(received.envelope.sender)
+        if sighting is not None:
+            self._heard(received.envelope.sender, registered=sighting.registered)
+
+    def _registry_changed(self, event: RegistryEvent) -> None:
+        match event:
+            case Removed(record):
+                sighting = self._sightings.get(record.instance)
+                if sighting is not None:
+                    self._sightings[record.instance] = replace(sighting, registered=False)
+            case Replaced(old, new) if old.incarnation != new.incarnation:
+                self._tell(new.instance, "another process has its name")
+                self._heard(new.instance, registered=True)
+            case Replaced(_, record):
+                self._heard(record.instance, registered=True)
+            case _:
+                self._heard(event.record.instance, registered=True)
+
+    def _connection_changed(self, connected: bool) -> None:
+        """After an outage of our own, everyone's silence starts anew."""
+        if connected:
+            for instance, sighting in self._sightings.items():
+                self._heard(instance, registered=sighting.registered)
+
+    def _heard(self, instance: InstanceId, *, registered: bool) -> None:
+        self._sightings[instance] = Sighting(asyncio.get_running_loop().time(), registered)
+
+    async def _check(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(CHECK_S)
+            if not self._bus.connected:
+                continue
+            for instance in lost(self._sightings, loop.time(), self._limits):
+                del self._sightings[instance]
+                self._tell(instance, "silent")
+
+    def _tell(self, instance: InstanceId, reason: str) -> None:
+        self._log.warning("instance lost", lost=instance, reason=reason)
+        self._on_lost(instance)
