@@ -299,6 +299,9 @@ async def test_a_cancelled_call_touches_no_memory_afterwards(pair: Pair, directi
         await peer.read(far.region, [(0, 1)], grant.token, [(0, 1)], timeout_s=TIMEOUT_S)
         assert not far.memory[1:].any()
     assert peer.idle
+    # The owner was told: it did not go on to the end for nobody.
+    served = (far if direction == "write" else near).endpoint.statistics()
+    assert served["near" if direction == "write" else "far"].served_failures == 1
 
 
 async def test_deadline(pair: Pair) -> None:
@@ -364,6 +367,28 @@ async def test_another_endpoint_at_the_address(pair: Pair) -> None:
     renamed = far.endpoint.descriptor().replace('"far"', '"gone"')
     with pytest.raises(PeerLostError):
         await near.endpoint.connect(renamed, timeout_s=TIMEOUT_S)
+
+
+def test_on_uvloop(transport: str) -> None:
+    uvloop = pytest.importorskip("uvloop")
+
+    async def there_and_back() -> None:
+        async with (
+            no_leaks(),
+            side(transport, "near", pattern(4 * MIB)) as near,
+            side(transport, "far", np.zeros(4 * MIB, np.uint8)) as far,
+        ):
+            whole = [(0, 4 * MIB)]
+            peer = await near.connect(far)
+            await peer.write(near.region, whole, far.grant(whole, "near").token, whole, timeout_s=TIMEOUT_S)
+            assert np.array_equal(near.memory, far.memory)
+            near.memory[:] = 0
+            readable = far.grant(whole, "near", access=Access.READ)
+            await peer.read(near.region, whole, readable.token, whole, timeout_s=TIMEOUT_S)
+            assert np.array_equal(near.memory, far.memory)
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(there_and_back())
 
 
 async def test_nobody_at_the_address_then_somebody(transport: str) -> None:

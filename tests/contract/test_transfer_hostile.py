@@ -19,6 +19,7 @@ from tests.support.transfer_peer import SECRET
 from kvtransfer import Access, FrameError, Limits, PeerLostError, TransferError
 from kvtransfer.tcp import frames
 from kvtransfer.tcp.frames import Kind, pack_header, pack_request
+from kvtransfer.tcp.inbox import STAGING_BYTES
 from kvtransfer.tcp.negotiation import check_caller, prove_as_caller
 
 pytestmark = pytest.mark.contract
@@ -253,16 +254,36 @@ async def test_a_lying_owner_fails_that_read(
         assert np.array_equal(reader.memory, honest.memory)
 
 
-async def test_silent_connections_are_closed_and_bounded() -> None:
-    limits = Limits(handshakes_max=2, handshake_s_max=0.2)
+async def test_silent_connections_are_closed_in_time() -> None:
+    limits = Limits(handshake_s_max=0.1)
     async with no_leaks(), side("tcp", "owner", np.zeros(SIZE, np.uint8), limits=limits) as owner:
-        loop = asyncio.get_running_loop()
-        async with dialled(owner) as first, dialled(owner) as second, dialled(owner) as third:
-            async with asyncio.timeout(TIMEOUT_S):
-                assert await loop.sock_recv(third, 1) == b""
-                assert await loop.sock_recv(first, 1) == b""
-                assert await loop.sock_recv(second, 1) == b""
+        async with dialled(owner) as silent, asyncio.timeout(TIMEOUT_S):
+            assert await asyncio.get_running_loop().sock_recv(silent, 1) == b""
         await assert_well(owner)
+
+
+async def test_silent_connections_are_bounded() -> None:
+    limits = Limits(handshakes_max=2, handshake_s_max=2 * TIMEOUT_S)
+    async with no_leaks(), side("tcp", "owner", np.zeros(SIZE, np.uint8), limits=limits) as owner:
+        async with dialled(owner), dialled(owner), dialled(owner) as third, asyncio.timeout(TIMEOUT_S):
+            assert await asyncio.get_running_loop().sock_recv(third, 1) == b""
+        await assert_well(owner)
+
+
+async def test_a_turn_of_the_loop_receives_a_bounded_number_of_bytes() -> None:
+    """However much waits in the kernel."""
+    limits = Limits(turn_bytes=4096)
+    async with no_leaks(), side("tcp", "owner", np.zeros(SIZE, np.uint8), limits=limits) as owner:
+        grant = owner.grant([(0, SIZE)], "liar")
+        async with authenticated(owner) as sock:
+            count = sock.send(_write(grant.token, SIZE) + pack_header(Kind.DATA, SIZE, 1) + b"\xff" * SIZE)
+            assert count > 4 * STAGING_BYTES
+            landed = 0
+            while landed < count - STAGING_BYTES:
+                await asyncio.sleep(0)
+                now = owner.endpoint.written_bytes(grant)
+                assert now - landed <= STAGING_BYTES + limits.turn_bytes
+                landed = now
 
 
 async def test_connections_of_peers_are_bounded() -> None:
