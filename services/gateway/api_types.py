@@ -115,9 +115,8 @@ class Usage(Struct):
     prompt_tokens_details: PromptTokensDetails
 
 
-class AssistantMessage(Struct):
+class AssistantMessage(Struct, tag_field="role", tag="assistant"):
     content: str
-    role: Literal["assistant"] = "assistant"
     refusal: None = None
 
 
@@ -128,13 +127,12 @@ class ChatChoice(Struct):
     logprobs: None = None
 
 
-class ChatCompletion(Struct):
+class ChatCompletion(Struct, tag_field="object", tag="chat.completion"):
     id: str
     created: int
     model: str
     choices: list[ChatChoice]
     usage: Usage
-    object: Literal["chat.completion"] = "chat.completion"
 
 
 class ChatDelta(Struct, omit_defaults=True):
@@ -149,14 +147,13 @@ class ChatChunkChoice(Struct):
     logprobs: None = None
 
 
-class ChatChunk(Struct):
+class ChatChunk(Struct, tag_field="object", tag="chat.completion.chunk"):
     """`usage` is absent unless the client asked for it, then null in all chunks but the last."""
 
     id: str
     created: int
     model: str
     choices: list[ChatChunkChoice]
-    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
     usage: Usage | UnsetType | None = UNSET
 
 
@@ -167,29 +164,26 @@ class TextChoice(Struct):
     logprobs: None = None
 
 
-class TextCompletion(Struct):
+class TextCompletion(Struct, tag_field="object", tag="text_completion"):
     """A whole text completion, and each chunk of a streamed one."""
 
     id: str
     created: int
     model: str
     choices: list[TextChoice]
-    object: Literal["text_completion"] = "text_completion"
     usage: Usage | UnsetType | None = UNSET
 
 
-class ModelObject(Struct):
+class ModelObject(Struct, tag_field="object", tag="model"):
     id: str
     created: int
     owned_by: str
     root: str
     max_model_len: int
-    object: Literal["model"] = "model"
 
 
-class ModelList(Struct):
+class ModelList(Struct, tag_field="object", tag="list"):
     data: list[ModelObject]
-    object: Literal["list"] = "list"
 
 
 class ErrorObject(Struct):

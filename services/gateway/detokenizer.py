@@ -34,15 +34,14 @@ class TokenBytes:
 
     def of(self, token_id: int) -> bytes:
         known = self._known.get(token_id)
-        if known is None:
-            known = self._known[token_id] = self._look_up(token_id)
-        return known
-
-    def _look_up(self, token_id: int) -> bytes:
-        if token_id < 0 or token_id in self._special:
+        if known is not None:
+            return known
+        piece = None if token_id < 0 else self._tokenizer.id_to_token(token_id)
+        if piece is None or token_id in self._special:
             return b""
-        piece = self._tokenizer.id_to_token(token_id)
-        return b"" if piece is None else self._piece_bytes(piece)
+        # Only tokens of the vocabulary are remembered: that bounds the table.
+        self._known[token_id] = self._piece_bytes(piece)
+        return self._known[token_id]
 
 
 class Detokenizer:

@@ -88,10 +88,11 @@ class Liveness:
             await self._subscription.unsubscribe()
 
     async def _load_came(self, received: Received) -> None:
-        # Who was never registered, or was lost already, gets no sighting: that bounds them.
-        sighting = self._sightings.get(received.envelope.sender)
-        if sighting is not None:
-            self._heard(received.envelope.sender, registered=sighting.registered)
+        # Who is neither registered nor waited for gets no sighting: that bounds them.
+        sender = received.envelope.sender
+        registered = sender in self._registry.instances
+        if registered or sender in self._sightings:
+            self._heard(sender, registered=registered)
 
     def _registry_changed(self, event: RegistryEvent) -> None:
         match event:

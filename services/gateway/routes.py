@@ -112,18 +112,21 @@ class Api:
     async def _respond(self, handle: Handle, request: web.Request, call: Call) -> web.StreamResponse:
         try:
             response = await handle(request, call)
-        except ApiError as error:
-            call.failure = error
-            response = _error_response(error)
         except (ConnectionError, ClientGoneError):
             raise
         except Exception as error:
-            self._log.exception("request failed", error, request_id=call.request_id)
-            call.failure = ApiError(INTERNAL, "the gateway failed; see its log by the request id")
+            call.failure = self._failure(call, error)
             response = _error_response(call.failure)
         if not response.prepared:
             response.headers[REQUEST_ID_HEADER] = call.client_id
         return response
+
+    def _failure(self, call: Call, error: Exception) -> ApiError:
+        """What the client is told of it; what nobody expected is logged."""
+        if isinstance(error, ApiError):
+            return error
+        self._log.exception("request failed", error, request_id=call.request_id)
+        return ApiError(INTERNAL, "the gateway failed; see its log by the request id")
 
     def _record(self, call: Call, status: int) -> None:
         self._metrics.requests.labels(call.route, str(status)).inc()
@@ -223,28 +226,27 @@ class Api:
         piece = await running.outbox.take()
         response = web.StreamResponse(headers=STREAM_HEADERS | {REQUEST_ID_HEADER: call.client_id})
         await response.prepare(http)
-        await self._write(http, response, form.opening())
-        while True:
-            if piece.text:
-                await self._write(http, response, form.delta(piece.text))
-            if piece.ending is not None:
-                call.ending = piece.ending
-                await self._write(http, response, form.closing(piece.ending) + DONE)
-                break
-            try:
+        try:
+            await self._write(http, response.write(form.opening()))
+            while piece.ending is None:
+                await self._write(http, response.write(form.delta(piece.text)))
                 piece = await running.outbox.take()
-            except ApiError as error:
-                call.failure = error
-                await self._write(http, response, error_event(error))
-                break
-        await response.write_eof()
+            call.ending = piece.ending
+            last = form.delta(piece.text) if piece.text else b""
+            await self._write(http, response.write(last + form.closing(piece.ending) + DONE))
+        except (ConnectionError, ClientGoneError):
+            raise
+        except Exception as error:
+            call.failure = self._failure(call, error)
+            await self._write(http, response.write(error_event(call.failure)))
+        await self._write(http, response.write_eof())
         return response
 
-    async def _write(self, http: web.Request, response: web.StreamResponse, data: bytes) -> None:
+    async def _write(self, http: web.Request, writing: Awaitable[None]) -> None:
         """Waits for a client that reads slowly, but not for ever; meanwhile its outbox fills."""
         try:
             async with asyncio.timeout(self._write_timeout_s):
-                await response.write(data)
+                await writing
         except TimeoutError:
             if http.transport is not None:
                 http.transport.abort()

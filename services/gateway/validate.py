@@ -308,12 +308,15 @@ def _check_count(param: str, values: Sequence[object], maximum: int, *, minimum:
 
 
 def _check_token_ids(param: str, token_ids: Sequence[int], limits: ModelLimits) -> None:
-    for index, token_id in enumerate(token_ids):
-        if not 0 <= token_id < limits.vocabulary_tokens:
-            raise invalid(
-                f"{param}[{index}]",
-                f"{param}[{index}] is {_shown(token_id)}, must be 0 to {limits.vocabulary_tokens - 1}",
-            )
+    if not token_ids or (min(token_ids) >= 0 and max(token_ids) < limits.vocabulary_tokens):
+        return
+    index, token_id = next(
+        (index, token_id)
+        for index, token_id in enumerate(token_ids)
+        if not 0 <= token_id < limits.vocabulary_tokens
+    )
+    what = f"{param}[{index}]"
+    raise invalid(what, f"{what} is {_shown(token_id)}, must be 0 to {limits.vocabulary_tokens - 1}")
 
 
 def _check_prompt_fits(param: str, prompt_tokens: int, limits: ModelLimits) -> None:

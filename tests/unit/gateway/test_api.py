@@ -580,6 +580,30 @@ async def test_what_happened_is_counted(cluster) -> None:
     assert value("moonpool_gateway_in_progress_requests") == 0
 
 
+async def test_a_broken_chunk_is_400_and_the_server_lives_on(cluster) -> None:
+    reader, writer = await asyncio.open_connection(*_address(cluster))
+    head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nZZ\r\nxx\r\n"
+    writer.write(head.encode())
+    assert b"400" in await reader.readline()
+    writer.close()
+    status, _ = await cluster.chat(max_tokens=0)
+    assert status == 400
+    assert cluster.requests.in_progress == 0
+
+
+async def test_a_bug_within_a_stream_ends_it_with_an_error_event(cluster, monkeypatch) -> None:
+    def broken(*_):
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("gateway.answer_forms.ChatForm.closing", broken)
+    asking = asyncio.create_task(cluster.post(CHAT, chat_body(stream=True)))
+    await cluster.decode.say(await cluster.prefill.submits.get(), ids("yes"))
+    reply = await asking
+    assert reply.status == 200
+    assert json.loads(events(reply.text)[-1])["error"]["type"] == "server_error"
+    assert cluster.value("moonpool_gateway_requests_total", route="chat_completions", status="500") == 1
+
+
 async def test_what_is_no_http_is_400_and_the_server_lives_on(cluster) -> None:
     reader, writer = await asyncio.open_connection(*_address(cluster))
     writer.write(b"NONSENSE\r\n\r\n")
