@@ -159,6 +159,27 @@ def test_mixed_batch_equals_single_runs(untied: Case) -> None:
         torch.testing.assert_close(row, untied.logits(prompt)[-1], atol=1e-4, rtol=0)
 
 
+def test_a_request_draws_the_same_tokens_in_any_batch(untied: Case) -> None:
+    engine = untied.engine()
+    table = scattered(32)
+    prompts = [PROMPT[start : start + 12 + start] for start in range(8)]
+    steps = [
+        SequenceStep(
+            prompt,
+            0,
+            table[4 * i : 4 * i + 4],
+            SamplingParams(100, temperature=1.5, top_p=0.9, seed=i),
+            3 * i,
+        )
+        for i, prompt in enumerate(prompts)
+    ]
+    together = engine.run(steps).token_ids
+    assert engine.run(steps[::-1]).token_ids == together[::-1]
+    assert tuple(engine.run([step]).token_ids[0] for step in steps) == together
+    greedy_tokens = engine.run([replace(step, sampling=GREEDY) for step in steps]).token_ids
+    assert sum(a != b for a, b in zip(together, greedy_tokens, strict=True)) >= 3
+
+
 def test_a_step_with_no_token_wanted_still_computes_its_blocks(untied: Case) -> None:
     engine = untied.engine()
     blocks = scattered(3)
