@@ -167,4 +167,4 @@ def _checked_call(
     payload_bytes = total_bytes(local_ranges)
     if total_bytes(remote_ranges) != payload_bytes:
         raise RangeError(f"local has {payload_bytes} bytes, remote has {total_bytes(remote_ranges)}")
-    return LocalMemory(region.view, local_ranges, payload_bytes), remote_ranges
+    return LocalMemory(region, local_ranges, payload_bytes), remote_ranges

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from kvtransfer.grants import Grant, GrantTable
 from kvtransfer.limits import Limits
-from kvtransfer.memory import Ranges
+from kvtransfer.memory import Ranges, Region
 from kvtransfer.statistics import Statistics
 
 Address = Mapping[str, str | int]
@@ -19,9 +19,12 @@ Address = Mapping[str, str | int]
 
 @dataclass(frozen=True, slots=True)
 class LocalMemory:
-    """The caller's side of a call: checked ranges of one region."""
+    """The caller's side of a call: checked ranges of one region.
 
-    view: memoryview
+    Not a view: an error's traceback keeps this alive, and must not keep the memory of a closed endpoint.
+    """
+
+    region: Region
     ranges: Ranges
     payload_bytes: int
 

@@ -430,16 +430,29 @@ async def test_closing_an_endpoint_fails_the_calls_of_both_sides(pair: Pair) -> 
 
 
 async def test_memory_is_let_go(transport: str) -> None:
-    with mmap.mmap(-1, MIB) as memory:
-        endpoint = make_endpoint(transport, "near")
-        await endpoint.start()
-        first = endpoint.register(memory)
-        await endpoint.unregister(first)
-        with pytest.raises(RangeError):
-            endpoint.grant(first, [(0, 1)], peer="far", generation=1)
-        endpoint.register(memory)
-        await endpoint.close()
-        # Leaving the block closes the mapping, which raises BufferError while anything points into it.
+    """`close` of a mapping raises BufferError while anything points into it."""
+    source, target = mmap.mmap(-1, 16 * MIB), mmap.mmap(-1, 16 * MIB)
+    near, far = make_endpoint(transport, "near"), make_endpoint(transport, "far")
+    await near.start()
+    await far.start()
+    gone = near.register(source)
+    await near.unregister(gone)
+    with pytest.raises(RangeError):
+        near.grant(gone, [(0, 1)], peer="far", generation=1)
+    near_region, far_region = near.register(source), far.register(target)
+    whole = [(0, 16 * MIB)]
+    grant = far.grant(far_region, whole, peer="near", generation=1)
+    peer = await near.connect(far.descriptor(), timeout_s=TIMEOUT_S)
+    writing = asyncio.create_task(peer.write(near_region, whole, grant.token, whole, timeout_s=TIMEOUT_S))
+    await eventually(lambda: far.written_bytes(grant) > 0)
+    await far.unregister(far_region)
+    target.close()
+    with pytest.raises(GrantError):
+        await writing
+    await near.close()
+    source.close()
+    await far.close()
+    assert near_region.region_bytes == far_region.region_bytes == 16 * MIB
 
 
 async def test_malformed_arguments_name_the_field(pair: Pair) -> None:

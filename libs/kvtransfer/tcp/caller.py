@@ -56,13 +56,13 @@ class CallerLink:
     async def write(self, source: LocalMemory, token: str, remote: Ranges) -> None:
         request = self._next_request()
         opening = frames.pack_request(Kind.WRITE, request, token, remote, source.payload_bytes)
-        outgoing = Outgoing(request, opening, Cursor(source.view, source.ranges))
+        outgoing = Outgoing(request, opening, Cursor(source.region.view, source.ranges))
         await self._run(_Pending(outgoing, None, source.payload_bytes))
 
     async def read(self, target: LocalMemory, token: str, remote: Ranges) -> None:
         request = self._next_request()
         opening = frames.pack_request(Kind.READ, request, token, remote, target.payload_bytes)
-        incoming = Incoming(request, target.payload_bytes, Cursor(target.view, target.ranges))
+        incoming = Incoming(request, target.payload_bytes, Cursor(target.region.view, target.ranges))
         await self._run(_Pending(Outgoing(request, opening, None), incoming, target.payload_bytes))
 
     def close_if_stalled(self) -> None:
@@ -103,6 +103,9 @@ class CallerLink:
     def on_closed(self, error: TransferError) -> None:
         pending, self._pending = self._pending, {}
         for entry in pending.values():
+            entry.outgoing.let_go()
+            if entry.incoming is not None:
+                entry.incoming.stop_landing()
             _settle(entry.future, error)
 
     def _next_request(self) -> int:

@@ -29,6 +29,10 @@ class Outgoing:
         self.batched = False
         self.withdrawn = False
 
+    def let_go(self) -> None:
+        """Of its memory, for good."""
+        self.cursor = None
+
     def payload_left(self) -> int:
         """Bytes that are not committed to the wire yet."""
         return self.cursor.remaining if self.cursor is not None else 0
@@ -56,6 +60,7 @@ class Outbox:
     def withdraw(self, outgoing: Outgoing) -> None:
         """Send no further byte of its memory."""
         outgoing.withdrawn = True
+        outgoing.let_go()
         if outgoing in self._queue:
             self._queue.remove(outgoing)
         for index in range(self._at, len(self._views)):
