@@ -17,6 +17,9 @@ PLACEMENT_ATTEMPTS_MAX = 4
 OVERLOAD = frozenset({RefusalReason.QUEUE_FULL, RefusalReason.NO_BLOCKS, RefusalReason.TBT})
 """Refusals that say: too much work, come again. Others say: something is wrong here."""
 RETRY_AFTER_S = 1.0
+SCHEDULE_TRIES_MAX = 10
+"""Questions for one placement of a request that streams already and finds no conductor; any other
+request fails at once."""
 RESUME_INTERVAL_S = 1.0
 """A gap is asked for at most this often."""
 
@@ -44,6 +47,8 @@ class Answer:
     announced_end: FinishEntry | None = None
     """A finish that overtook its last tokens."""
     resume_asked_at_s: float | None = None
+    unscheduled: int = 0
+    """Questions for this placement that no conductor answered."""
 
 
 # --- events -------------------------------------------------------------------------------------
@@ -113,9 +118,10 @@ class FailureCame:
 
 @dataclass(frozen=True, slots=True)
 class ResumeRefused:
-    """Decode does not know the request (any more), or did not answer."""
+    """`instance` does not know the request (any more), or did not answer."""
 
     attempt: int
+    instance: InstanceId
     detail: str
 
 
@@ -257,9 +263,7 @@ def step(answer: Answer, event: Event, now_s: float) -> Outcome:
         case NotPlaced(rejection):
             return _not_placed(answer, rejection)
         case Unscheduled(attempt, detail):
-            if attempt != answer.attempt or answer.phase is not Phase.PLACING:
-                return answer, ()
-            return _fail(answer, Fail(FailureKind.UNAVAILABLE, "no_conductor", detail))
+            return _unscheduled(answer, attempt, detail)
         case SubmitAccepted(attempt):
             if attempt != answer.attempt or answer.phase is not Phase.SUBMITTING:
                 return answer, ()
@@ -276,10 +280,8 @@ def step(answer: Answer, event: Event, now_s: float) -> Outcome:
             return _finish(answer, sender, finish, now_s)
         case FailureCame(sender, failure):
             return _failure(answer, sender, failure)
-        case ResumeRefused(attempt, detail):
-            if attempt != answer.attempt or answer.placement is None:
-                return answer, ()
-            return _place_again(answer, answer.placement.decode, detail)
+        case ResumeRefused():
+            return _resume_refused(answer, event)
         case StopMatched(output_tokens):
             return _end(
                 answer, _acknowledge(answer, output_tokens), Complete(FinishReason.STOP, output_tokens)
@@ -307,7 +309,18 @@ def _after_end(answer: Answer, event: Event) -> Outcome:
 def _placed(answer: Answer, placement: Placement) -> Outcome:
     if answer.phase is not Phase.PLACING or placement.attempt != answer.attempt:
         return answer, ()
-    return replace(answer, phase=Phase.SUBMITTING, placement=placement), (SubmitTo(placement),)
+    submitting = replace(answer, phase=Phase.SUBMITTING, placement=placement, unscheduled=0)
+    return submitting, (SubmitTo(placement),)
+
+
+def _unscheduled(answer: Answer, attempt: int, detail: str) -> Outcome:
+    if attempt != answer.attempt or answer.phase is not Phase.PLACING:
+        return answer, ()
+    unscheduled = answer.unscheduled + 1
+    if answer.next_index == 0 or unscheduled >= SCHEDULE_TRIES_MAX:
+        return _fail(answer, Fail(FailureKind.UNAVAILABLE, "no_conductor", detail))
+    ask = AskPlacement(attempt, answer.excluded, resumed=True, backoff=True)
+    return replace(answer, unscheduled=unscheduled), (ask,)
 
 
 def _not_placed(answer: Answer, rejection: Rejection) -> Outcome:
@@ -386,8 +399,20 @@ def _resume(answer: Answer, now_s: float) -> Outcome:
     asked_at_s = answer.resume_asked_at_s
     if asked_at_s is not None and now_s - asked_at_s < RESUME_INTERVAL_S:
         return answer, ()
-    resume = AskResume(answer.placement.decode, answer.attempt, answer.next_index)
+    placement = answer.placement
+    instance = placement.decode if answer.decoding else placement.prefill
+    resume = AskResume(instance, answer.attempt, answer.next_index)
     return replace(answer, resume_asked_at_s=now_s), (resume,)
+
+
+def _resume_refused(answer: Answer, event: ResumeRefused) -> Outcome:
+    """What prefill does not know any more it may have handed over; after decode there is nobody to ask."""
+    placement = answer.placement
+    if placement is None or event.attempt != answer.attempt:
+        return answer, ()
+    if event.instance != placement.decode and not answer.decoding:
+        return answer, (AskResume(placement.decode, answer.attempt, answer.next_index),)
+    return _place_again(answer, placement.decode, event.detail)
 
 
 def _place_again(

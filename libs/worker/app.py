@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from aiohttp import web
 
 from cluster.bus import Handler, Received
-from cluster.messages import Accepted, Cancel, InstanceRecord, PromptPart, RefusalReason, Refused
+from cluster.messages import Accepted, Cancel, InstanceRecord, PromptPart, RefusalReason, Refused, Resume
 from cluster.service import ServiceContext
 from kvindex.core import InstanceId
 from policy.core import InstanceState, LoadSnapshot, Role
@@ -49,6 +49,7 @@ class WorkerApp:
         for duty in (self._prefill, self._decode):
             if duty is not None:
                 handlers.update(duty.handlers())
+        handlers[Resume] = self._on_resume
         return handlers
 
     def routes(self) -> tuple[web.RouteDef, ...]:
@@ -93,6 +94,16 @@ class WorkerApp:
             if duty is not None:
                 duty.cancel(cancel.request_id, cancel.attempt)
         return Accepted(cancel.request_id, cancel.attempt)
+
+    async def _on_resume(self, received: Received) -> Accepted | Refused:
+        """Decode tells again what it has emitted; what prefill still works on will be told anyway."""
+        resume = received.body
+        assert isinstance(resume, Resume)
+        if self._prefill is not None and self._prefill.works_on(resume.request_id, resume.attempt):
+            return Accepted(resume.request_id, resume.attempt)
+        if self._decode is not None:
+            return self._decode.resume(resume)
+        return Refused(resume.request_id, resume.attempt, RefusalReason.UNKNOWN)
 
     async def _on_part(self, received: Received) -> Accepted | Refused:
         part = received.body

@@ -59,7 +59,6 @@ class DecodeDuty:
             Commit: self._on_commit,
             Release: self._on_release,
             Finish: self._on_finish,
-            Resume: self._on_resume,
         }
 
     def running(self) -> tuple[RunningRequest, ...]:
@@ -223,10 +222,8 @@ class DecodeDuty:
         assert isinstance(finish, Finish)
         return self._ask(finish, reservation.FinishAsked(finish.attempt))
 
-    async def _on_resume(self, received: Received) -> Accepted | Refused:
+    def resume(self, resume: Resume) -> Accepted | Refused:
         """Everything emitted from `from_index` on goes out again; what still prefills has nothing yet."""
-        resume = received.body
-        assert isinstance(resume, Resume)
         held = self._held.get(resume.request_id)
         if held is None or held.hold.attempt != resume.attempt or held.sequence is None:
             return Refused(resume.request_id, resume.attempt, RefusalReason.UNKNOWN)

@@ -48,6 +48,9 @@ class PrefillDuty:
         """Everything accepted and not yet handed over, in order."""
         return tuple(request.queued() for request in (*self._active, *self._queue))
 
+    def works_on(self, request_id: RequestId, attempt: int) -> bool:
+        return any(request.is_for(request_id, attempt) for request in (*self._active, *self._queue))
+
     async def run(self) -> None:
         """Let time pass for every request, until cancelled."""
         while True:
@@ -88,9 +91,8 @@ class PrefillDuty:
         submit = received.body
         assert isinstance(submit, Submit)
         work = submit.work
-        for request in (*self._active, *self._queue):
-            if request.is_for(work.request_id, work.attempt):
-                return Accepted(work.request_id, work.attempt)
+        if self.works_on(work.request_id, work.attempt):
+            return Accepted(work.request_id, work.attempt)
         refusal = self._refusal(work.request_id, work.attempt)
         if refusal is not None:
             return refusal

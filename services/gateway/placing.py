@@ -150,8 +150,8 @@ async def resume(bus: Bus, order: Order, ask: AskResume, timeout_s: float) -> Re
         if isinstance(answer, Accepted):
             return None
         reason = answer.detail or answer.reason if isinstance(answer, Refused) else type(answer).__name__
-        return ResumeRefused(ask.attempt, f"{ask.instance} cannot resume: {reason}")
-    return ResumeRefused(ask.attempt, f"{ask.instance} did not answer a resume: {failure}")
+        return ResumeRefused(ask.attempt, ask.instance, f"{ask.instance} cannot resume: {reason}")
+    return ResumeRefused(ask.attempt, ask.instance, f"{ask.instance} did not answer a resume: {failure}")
 
 
 def _all_hashes(order: Order, output_token_ids: bytes) -> bytes:

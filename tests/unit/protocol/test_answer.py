@@ -87,6 +87,26 @@ def test_a_gap_is_asked_for_once_and_a_finish_waits_for_its_tokens() -> None:
     assert of(effects, answer.Complete) == [answer.Complete(FinishReason.STOP, 3)]
 
 
+def test_after_an_outage_prefill_is_asked_first_and_then_decode() -> None:
+    state, effects = run(answer.Reconnected(), state=running())
+    assert effects == [answer.AskResume(PREFILL, 0, 0)]
+    state, effects = run(answer.ResumeRefused(0, PREFILL, "handed over"), state=state)
+    assert effects == [answer.AskResume(DECODE, 0, 0)]
+    state, effects = run(answer.ResumeRefused(0, DECODE, "unknown"), state=state)
+    assert state.attempt == 1
+
+
+def test_a_request_that_streams_waits_for_a_conductor_to_come_back() -> None:
+    state, _ = run(tokens(0, 5), answer.InstanceLost(DECODE), state=running())
+    for _ in range(answer.SCHEDULE_TRIES_MAX - 1):
+        state, effects = run(answer.Unscheduled(1, "nobody"), state=state)
+        assert effects == [answer.AskPlacement(1, (DECODE,), resumed=True, backoff=True)]
+    state, effects = run(answer.Unscheduled(1, "nobody"), state=state)
+    assert state.phase is Phase.ENDED
+    _, effects = run(answer.Begin(), answer.Unscheduled(0, "nobody"))
+    assert [fail.reason for fail in of(effects, answer.Fail)] == ["no_conductor"]
+
+
 def test_a_gap_is_asked_for_again_later() -> None:
     state, _ = run(tokens(1, 6), state=running())
     state, effects = answer.step(state, tokens(2, 7), now_s=answer.RESUME_INTERVAL_S)
@@ -106,7 +126,7 @@ def test_stale_attempts_are_cancelled_at_their_sender(stale: answer.Event) -> No
         failed(),
         answer.InstanceLost(PREFILL),
         answer.InstanceLost(DECODE),
-        answer.ResumeRefused(0, "unknown"),
+        answer.ResumeRefused(0, DECODE, "unknown"),
     ],
 )
 def test_trouble_places_the_request_again_and_gives_back_what_it_held(trouble: answer.Event) -> None:

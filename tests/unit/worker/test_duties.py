@@ -252,3 +252,12 @@ async def test_a_drain_that_takes_too_long_hands_back(pair: Workers) -> None:
     await pair.ear.wait(lambda: pair.ear.failed)
     assert pair.ear.failed[0].retryable
     await pair.quiet()
+
+
+async def test_resume_at_prefill_says_whether_it_still_works_on_it(pair: Workers) -> None:
+    await pair.submit("r", prompt(1500), TOKENS)
+    asked = Resume(RequestId("r"), 0, 0, 0)
+    assert await pair.ear.ask("p", asked) == Accepted(RequestId("r"), 0)
+    await pair.ear.wait_finish("r")
+    await pair.quiet()
+    assert isinstance(await pair.ear.ask("p", asked), Refused)
