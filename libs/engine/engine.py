@@ -52,10 +52,6 @@ class Engine:
             blocks, layout.block_tokens, model.config.context_tokens_max, model.config.vocab_size
         )
 
-    @property
-    def layers(self) -> int:
-        return self._model.config.layers
-
     def run(
         self, sequences: Sequence[SequenceStep], on_layer: Callable[[int], None] | None = None
     ) -> StepResult:

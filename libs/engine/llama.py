@@ -2,6 +2,9 @@
 
 A model may hold a range of layers only: then `embed` needs the first layer in it and `logits` the
 last, and hidden states pass between the parts. Layer numbers of the cache count from the range's start.
+
+The projections are not fused: one product of [960, 576] takes as long as its three parts on the CPU, and
+fused weights would be a copy where the stored ones are shared between processes.
 """
 
 from collections.abc import Callable, Sequence
