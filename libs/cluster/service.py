@@ -7,6 +7,7 @@ is a `ServiceContext`. Knows no service.
 import asyncio
 import contextlib
 import os
+import re
 import secrets
 import signal
 import sys
@@ -47,6 +48,8 @@ SEED_BYTES = 32
 ENGINE_ROLES = frozenset({Role.PREFILL, Role.DECODE})
 
 EXIT_USAGE = 2
+
+_INSTANCE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 
 ConfigT = TypeVar("ConfigT", bound=ServiceConfig)
 
@@ -119,7 +122,7 @@ async def serve(
     capture_logs: bool = False,
 ) -> int:
     """The whole life, within a running loop; the exit status."""
-    instance = InstanceId(config.instance or f"{roles[0]}-{secrets.token_hex(4)}")
+    instance = instance_name(config, roles)
     # Microseconds: grows from process to process of one name, and exact as a JSON number everywhere.
     incarnation = time.time_ns() // 1000
     service = "+".join(roles)
@@ -190,6 +193,16 @@ async def connect_servers(
         )
         stack.pop_all()
         return bus, control
+
+
+def instance_name(config: ServiceConfig, roles: tuple[Role, ...]) -> InstanceId:
+    """The configured name, or one made up. It is a word of subjects and a part of keys: ConfigError where
+    it could not be."""
+    if config.instance and not _INSTANCE_NAME.fullmatch(config.instance):
+        raise ConfigError(
+            f"--instance {config.instance!r}: must be 1 to 64 letters, digits, - and _, no - or _ in front"
+        )
+    return InstanceId(config.instance or f"{roles[0]}-{secrets.token_hex(4)}")
 
 
 def _loop_factory(roles: tuple[Role, ...]) -> Callable[[], asyncio.AbstractEventLoop] | None:

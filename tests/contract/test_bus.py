@@ -418,6 +418,14 @@ async def test_a_message_that_is_too_large_is_refused_where_it_is_sent(world: Wo
     assert answerer.connected
 
 
+@pytest.mark.parametrize("subject", ["", "two words", "line\r\nbreak"])
+async def test_what_is_no_subject_is_refused_where_it_is_sent(world: World, subject: str) -> None:
+    sender = await world.connect("a")
+    with pytest.raises(ProtocolError, match="subject"):
+        await sender.publish(subject, cancel())
+    assert sender.connected
+
+
 async def test_the_largest_message_fits_with_its_trace(world: World) -> None:
     sender, receiver = await world.connect("a"), await world.connect("b")
     collector = Collector()
@@ -563,10 +571,31 @@ async def test_a_client_that_the_server_throws_out_comes_back(own_nats: ServerPr
         bus.on_connection(states.put_nowait)
         collector = Collector()
         await subscribed(bus, SUBJECT, collector)
-        await bus._client._send_command(b"NONSENSE\r\n")
-        await bus._client._flush_pending()
+        await bus._connection.client._send_command(b"NONSENSE\r\n")
+        await bus._connection.client._flush_pending()
         assert await asyncio.wait_for(states.get(), WAIT_S) is False
         assert await asyncio.wait_for(states.get(), WAIT_S) is True
+        await bus.flush(timeout_s=WAIT_S)
+        await bus.publish(SUBJECT, cancel())
+        assert [message.body for message in await collector.take(1)] == [cancel()]
+
+
+async def test_a_server_that_hangs_with_full_sockets_counts_as_lost(own_nats: ServerProcess) -> None:
+    async with real_world(own_nats.url) as world:
+        bus = await world.connect("a")
+        states: asyncio.Queue[bool] = asyncio.Queue()
+        bus.on_connection(states.put_nowait)
+        collector = Collector()
+        await subscribed(bus, SUBJECT, collector, concurrency_max=1)
+        own_nats.pause()
+        try:
+            body = InventoryChunk(1, 0, 1, Tier.DRAM, bytes(700_000), b"")
+            for _ in range(8):
+                await bus.publish(subjects.DECISION, body)
+            assert await asyncio.wait_for(states.get(), 20.0) is False
+        finally:
+            own_nats.resume()
+        assert await asyncio.wait_for(states.get(), 20.0) is True
         await bus.flush(timeout_s=WAIT_S)
         await bus.publish(SUBJECT, cancel())
         assert [message.body for message in await collector.take(1)] == [cancel()]

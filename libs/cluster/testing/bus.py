@@ -155,6 +155,8 @@ class FakeBus:
         self._buffered_bytes += len(raw.data)
 
     def _encode(self, subject: str, body: object) -> bytes:
+        if not subject or any(letter.isspace() for letter in subject):
+            raise ProtocolError(f"{subject!r} is no subject")
         data = self._stamp.encode(subject, body)
         if len(data) > PAYLOAD_BYTES_MAX:
             raise ProtocolError(

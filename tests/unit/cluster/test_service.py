@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import re
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
 
@@ -14,7 +15,7 @@ from cluster import keys, subjects
 from cluster.bus import Bus, Received
 from cluster.context import ServiceConfig
 from cluster.control import ControlPlane
-from cluster.errors import DisconnectedError, RetryableError
+from cluster.errors import ConfigError, DisconnectedError, RetryableError
 from cluster.logs import Logger
 from cluster.messages import Accepted, Cancel, Commit, Describe, InstanceRecord
 from cluster.metrics import ServiceMetrics
@@ -397,3 +398,16 @@ async def test_a_registration_that_fails_at_first_is_tried_again(cluster: Cluste
     await reason_of(cluster.app.context.record(), "not registered")
     cluster.control.restore()
     await cluster.registered()
+
+
+@pytest.mark.parametrize("name", ["a.b", "a b", "*", ">", "-a", "a/b", "x" * 65, "ä"])
+async def test_a_name_that_cannot_be_in_a_subject_is_refused(cluster: Cluster, name: str) -> None:
+    with pytest.raises(ConfigError, match="--instance"):
+        await serve(replace(CONFIG, instance=name), (Role.DECODE,), cluster.build, Stop())
+
+
+async def test_a_name_is_made_up_from_the_role(cluster: Cluster) -> None:
+    cluster.launch(replace(CONFIG, instance=""))
+    await until(lambda: cluster.app is not None)
+    assert cluster.app is not None
+    assert re.fullmatch(r"prefill-[0-9a-f]{8}", cluster.app.context.instance)

@@ -1,0 +1,219 @@
+"""One lasting connection to NATS, whatever happens to the clients under it.
+
+Owns connecting, recovery and the bounds of what waits to be sent. Knows no message and no subscription:
+each client that takes over is given to `equip`. Facts of nats-py that shape this file: a server's `-ERR`
+closes the client for good, so a client that closed by itself is replaced; what is published while
+disconnected is kept and sent late; a lost connection is told of only when the socket took the last bytes,
+which a hanging server never lets happen, so a watchdog looks too; a close that meets a reconnection
+raises CancelledError by itself.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
+
+import nats.errors
+from nats.aio.client import Client
+
+from cluster import subjects
+from cluster.errors import DeadlineError, DisconnectedError, ProtocolError
+from cluster.logs import Logger
+from cluster.metrics import ServiceMetrics
+
+CONNECT_S_MAX = 2
+RECONNECT_WAIT_S = 0.2
+PING_INTERVAL_S = 2
+PINGS_UNANSWERED_MAX = 2
+"""A silent connection counts as lost after about (1 + PINGS_UNANSWERED_MAX) · PING_INTERVAL_S."""
+WATCHDOG_S = 1.0
+CLOSE_S_MAX = 2.0
+BUFFERED_BYTES_MAX = 8 * 1024 * 1024
+"""What publishes may leave waiting for the connection, while it is down or slow."""
+FLUSH_S_MAX = 5.0
+HEADER_BYTES_MAX = 256
+"""Room for our one header: the server's max_payload counts it, and ends the connection of who exceeds it."""
+
+CLIENT_ERRORS = (nats.errors.Error, OSError, TimeoutError)
+
+
+class NatsConnection:
+    """For the event loop's thread. Between `open` and `close` there is always a client or one coming."""
+
+    def __init__(
+        self,
+        urls: Sequence[str],
+        name: str,
+        metrics: ServiceMetrics,
+        log: Logger,
+        equip: Callable[[Client], Awaitable[None]],
+    ) -> None:
+        """`equip` gives a client that takes over what it must listen to."""
+        self._urls = list(urls)
+        self._name = name
+        self._metrics = metrics
+        self._log = log
+        self._equip = equip
+        self._client: Client | None = None
+        self._connected = False
+        self._closing = False
+        self._callbacks: list[Callable[[bool], None]] = []
+        self._reopening: asyncio.Task[None] | None = None
+        self._watchdog: asyncio.Task[None] | None = None
+        self._last_error = ""
+
+    @property
+    def connected(self) -> bool:
+        return self._connected
+
+    @property
+    def client(self) -> Client:
+        assert self._client is not None, "open comes first"
+        return self._client
+
+    def on_change(self, callback: Callable[[bool], None]) -> None:
+        self._callbacks.append(callback)
+
+    async def open(self, timeout_s: float) -> None:
+        """DisconnectedError where no server answers in time."""
+        try:
+            await asyncio.wait_for(self._connect(), timeout_s)
+        except CLIENT_ERRORS as error:
+            await self.close()
+            raise DisconnectedError(f"no NATS server answers within {timeout_s:g} s") from error
+        self._watchdog = asyncio.create_task(self._watch())
+
+    async def send(self, subject: str, data: bytes, headers: Mapping[str, str], reply: str = "") -> None:
+        """Raises as `Bus.publish` does."""
+        payload_bytes_max = self.client.max_payload - HEADER_BYTES_MAX
+        if len(data) > payload_bytes_max:
+            raise ProtocolError(
+                f"message of {len(data)} bytes on {subject}: the limit is {payload_bytes_max}"
+            )
+        try:
+            await self.client.publish(subject, data, reply, dict(headers) or None)
+        except nats.errors.BadSubjectError as error:
+            raise ProtocolError(f"{subject!r} is no subject") from error
+        except nats.errors.OutboundBufferLimitError as error:
+            raise DisconnectedError(
+                f"the bus is disconnected and {BUFFERED_BYTES_MAX} bytes are waiting already"
+            ) from error
+        except CLIENT_ERRORS as error:
+            raise DisconnectedError(f"the bus is disconnected: {error}") from error
+
+    async def flush(self, timeout_s: float) -> None:
+        if not self._connected:
+            raise DisconnectedError("the bus is disconnected")
+        try:
+            await asyncio.wait_for(self.client.flush(), timeout_s)
+        except TimeoutError as error:
+            raise DeadlineError(f"the bus did not answer a flush within {timeout_s:g} s") from error
+        except CLIENT_ERRORS as error:
+            raise DisconnectedError(f"the bus is disconnected: {error}") from error
+
+    async def close(self) -> None:
+        self._closing = True
+        for task in (self._reopening, self._watchdog):
+            if task is not None:
+                task.cancel()
+        if self._client is not None:
+            await _close_client(self._client)
+        self._set_connected(False)
+
+    async def _connect(self) -> None:
+        client = Client()
+        try:
+            await client.connect(
+                self._urls,
+                name=self._name,
+                error_cb=self._on_error,
+                disconnected_cb=partial(self._on_disconnected, client),
+                reconnected_cb=partial(self._on_reconnected, client),
+                closed_cb=partial(self._on_closed, client),
+                connect_timeout=CONNECT_S_MAX,
+                reconnect_time_wait=RECONNECT_WAIT_S,  # type: ignore[arg-type]  # any number will do
+                max_reconnect_attempts=-1,
+                ping_interval=PING_INTERVAL_S,
+                max_outstanding_pings=PINGS_UNANSWERED_MAX,
+                pending_size=BUFFERED_BYTES_MAX,
+                flush_timeout=FLUSH_S_MAX,
+            )
+            # Before `equip`: what subscribes from here on goes to this client by itself.
+            self._client = client
+            await self._equip(client)
+        except BaseException:
+            await _close_client(client)
+            raise
+        self._set_connected(client.is_connected)
+
+    def _start_reopening(self) -> None:
+        if not self._closing and (self._reopening is None or self._reopening.done()):
+            self._log.error("the bus connection ended for good, opening another")
+            self._reopening = asyncio.create_task(self._reopen(self.client))
+
+    async def _reopen(self, ended: Client) -> None:
+        await _close_client(ended)
+        while not self._connected:
+            try:
+                await self._connect()
+            except CLIENT_ERRORS as error:
+                self._log.warning("bus not reopened yet", error=error)
+                await asyncio.sleep(RECONNECT_WAIT_S)
+
+    async def _watch(self) -> None:
+        suspicions = 0
+        while True:
+            await asyncio.sleep(WATCHDOG_S)
+            suspicions = suspicions + 1 if self._connected and not self.client.is_connected else 0
+            if suspicions > 1:
+                self._set_connected(False)
+                self._start_reopening()
+
+    async def _on_error(self, error: Exception) -> None:
+        if isinstance(error, nats.errors.SlowConsumerError):
+            self._metrics.bus_dropped.labels(subjects.family(error.subject), "overflow").inc()
+            self._log.warning("message dropped", subject=error.subject, reason="overflow")
+            return
+        # While the server is away each attempt fails alike: once is enough.
+        text = f"{type(error).__name__}: {error}"
+        if self._connected or text != self._last_error:
+            self._log.warning("bus error", error=text)
+        self._last_error = text
+
+    async def _on_disconnected(self, client: Client) -> None:
+        if client is self._client:
+            self._set_connected(False)
+
+    async def _on_reconnected(self, client: Client) -> None:
+        if client is self._client:
+            self._set_connected(True)
+
+    async def _on_closed(self, client: Client) -> None:
+        if client is self._client:
+            self._set_connected(False)
+            self._start_reopening()
+
+    def _set_connected(self, connected: bool) -> None:
+        self._metrics.bus_connected.set(connected)
+        if connected == self._connected:
+            return
+        self._connected = connected
+        if connected:
+            self._last_error = ""
+            self._log.info("bus connected")
+        elif not self._closing:
+            self._metrics.bus_connection_losses.inc()
+            self._log.warning("bus disconnected")
+        for callback in self._callbacks:
+            callback(connected)
+
+
+async def _close_client(client: Client) -> None:
+    """Close it within CLOSE_S_MAX; where the server hangs, its socket goes when the server does."""
+    closing = asyncio.create_task(client.close())
+    done, late = await asyncio.wait({closing}, timeout=CLOSE_S_MAX)
+    for task in late:
+        task.cancel()
+    for task in done:
+        if not task.cancelled():
+            # Retrieved, so that asyncio does not report what is of no use to anybody any more.
+            task.exception()
