@@ -20,10 +20,12 @@ PROFILE_FURTHER_ROUND_S_MAX = 0.7
 PROFILE_ROUNDS_MAX = 5
 CONTEXT_TOKENS_MAX = 1024
 """Longest context that is measured."""
-PREFILL_TOKENS = (16, 128, 64)
+PREFILL_TOKENS = (16, 96, 48)
 """New tokens of the three prefill points; the last comes on a context."""
 BATCH = 8
 """Sequences in the larger decode batches."""
+DECODE_REPEATS = 2
+"""Runs of a decode point in each round, the fastest counting: a short step is easily disturbed."""
 
 GREEDY = SamplingParams(output_tokens_max=1)
 
@@ -35,6 +37,10 @@ class ProfilePoint:
     sequences: int
     new_tokens: int
     context_tokens: int
+
+    @property
+    def repeats(self) -> int:
+        return DECODE_REPEATS if self.new_tokens == 1 else 1
 
 
 @dataclass(frozen=True, slots=True)

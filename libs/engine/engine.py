@@ -109,7 +109,8 @@ class Engine:
 
     def _measure(self, point: ProfilePoint, block_ids: Sequence[int]) -> float:
         limits = self._limits
-        return self.run(profile_step(point, block_ids, limits.block_tokens, limits.vocab_size)).elapsed_s
+        step = profile_step(point, block_ids, limits.block_tokens, limits.vocab_size)
+        return min(self.run(step).elapsed_s for _ in range(point.repeats))
 
     def _forward(self, step: FlatStep, on_layer: Callable[[int], None] | None) -> Tensor:
         if step.clear_block_ids.size:
