@@ -92,7 +92,6 @@ class ServiceContext:
         self.http_url = http_url
         self.load_change = asyncio.Event()
         self.failure: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self.unready_reason: str | None = None
 
     def record(
         self, *, model: ModelInfo | None = None, blocks: int = 0, transfer: str | None = None
@@ -112,10 +111,6 @@ class ServiceContext:
     def load_changed(self) -> None:
         """Have the load published soon; cheap, call it at every change."""
         self.load_change.set()
-
-    def set_unready(self, reason: str | None) -> None:
-        """A reason of the service's own why `/ready` says no; None takes it back."""
-        self.unready_reason = reason
 
     def fail(self, reason: str) -> None:
         """The service cannot go on (its engine died): it stops without draining, with status 1."""

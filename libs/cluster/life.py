@@ -113,7 +113,7 @@ class Life:
             return "not registered"
         if not self._context.bus.connected:
             return "bus disconnected"
-        return self._context.unready_reason or ""
+        return ""
 
     def _registered(self) -> bool:
         return self._registration is not None and self._registration.registered

@@ -68,9 +68,6 @@ class Registry:
         """A live view, read-only."""
         return self._view
 
-    def with_role(self, role: Role) -> tuple[InstanceRecord, ...]:
-        return tuple(record for record in self._instances.values() if role in record.roles)
-
     def on_change(self, callback: Callable[[RegistryEvent], None]) -> None:
         """Call `callback(event)` in the event loop, after `instances` shows the change."""
         self._callbacks.append(callback)

@@ -137,7 +137,7 @@ async def test_a_lease_that_is_not_kept_takes_its_keys_along(world: World) -> No
 
 async def test_a_lease_that_is_kept_stays(world: World) -> None:
     control = await world.connect()
-    lease = await control.grant_lease(1.0)
+    lease = await control.grant_lease(2.0)
     await control.put(world.prefix + "a", b"1", lease)
     loop = asyncio.get_running_loop()
     end_s = loop.time() + 1.5 * lease.ttl_s

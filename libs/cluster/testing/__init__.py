@@ -4,7 +4,6 @@ Both can be cut off and joined again, one client at a time.
 """
 
 from cluster.testing.bus import FakeBroker, FakeBus
-from cluster.testing.context import fake_context
 from cluster.testing.control import FakeControlPlane, FakeStore
 
-__all__ = ["FakeBroker", "FakeBus", "FakeControlPlane", "FakeStore", "fake_context"]
+__all__ = ["FakeBroker", "FakeBus", "FakeControlPlane", "FakeStore"]

@@ -74,8 +74,6 @@ async def test_it_shows_and_tells_what_comes_changes_and_goes(world: World) -> N
         Removed(record("a", incarnation=2)),
     ]
     assert world.registry.instances == {"early": early}
-    assert world.registry.with_role(Role.PREFILL) == (early,)
-    assert world.registry.with_role(Role.GATEWAY) == ()
     gauge = "moonpool_registry_instances"
     assert world.metrics.registry.get_sample_value(gauge, {"role": "prefill"}) == 1
     assert world.metrics.registry.get_sample_value(gauge, {"role": "gateway"}) == 0

@@ -172,9 +172,6 @@ async def test_ready_tells_the_truth(cluster: Cluster) -> None:
     assert await get(record, "/ready") == (503, await reason_of(record, "bus disconnected"))
     assert (await get(record, "/live"))[0] == 200
     cluster.bus.reconnect()
-    cluster.app.context.set_unready("not synchronised")
-    await reason_of(record, "not synchronised")
-    cluster.app.context.set_unready(None)
     assert (await get(record, "/ready"))[0] == 200
     cluster.stop.ask()
     await asyncio.wait_for(cluster.app.drain_started.wait(), WAIT_S)
