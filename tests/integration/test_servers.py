@@ -61,8 +61,8 @@ def test_a_port_that_somebody_else_has_is_no_start(tmp_path: Path) -> None:
     """The other one answers on the port; it must not be taken for ours."""
     with nats_server(tmp_path / "one") as one:
         port = int(one.url.rpartition(":")[2])
-        with pytest.raises(ServerError, match="another server answers"):
-            nats_server(tmp_path / "two", port).start()
+        with pytest.raises(ServerError, match="another server answers"), nats_server(tmp_path / "two", port):
+            raise AssertionError("it started")
 
 
 def test_a_server_that_does_not_answer_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
