@@ -42,8 +42,9 @@ class EngineThread:
         )
 
     async def close(self) -> None:
-        """Wait for the step under way, then end the thread."""
+        """Wait for the step under way, then end the thread and let go of the arena."""
         await asyncio.to_thread(self._executor.shutdown, wait=True, cancel_futures=True)
+        self._engine = None
 
     def _ready(self) -> Engine:
         assert self._engine is not None, "start() was not awaited"

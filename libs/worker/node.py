@@ -30,7 +30,7 @@ from worker.outbox import Outbox
 from worker.pool_reporter import PoolReporter
 from worker.step_loop import StepLoop
 
-PROFILE_BLOCKS_MAX = 64
+PROFILE_BLOCKS_MAX = 256
 """Blocks lent to the engine's profile before anyone else uses the pool."""
 
 

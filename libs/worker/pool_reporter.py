@@ -9,6 +9,7 @@ from cluster.bus import Bus, Received, Subscription
 from cluster.errors import MoonpoolError
 from cluster.logs import Logger
 from cluster.messages import BlockEvents, InventoryChunk, InventoryRequest
+from kvhash import HASH_BYTES
 from kvindex.core import BlockEvent, Tier
 from kvpool import BlockPool
 
@@ -17,7 +18,6 @@ HEARTBEAT_S = 1.0
 EVENTS_PER_MESSAGE_MAX = 512
 HASH_BYTES_PER_MESSAGE_MAX = 192 * 1024
 INVENTORY_BLOCKS_PER_CHUNK = 8192
-HASH_BYTES = 16
 
 
 class PoolReporter:
