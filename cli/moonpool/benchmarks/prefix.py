@@ -19,7 +19,6 @@ from moonpool.measurement import Measurement, as_json_line, as_table, measuremen
 
 NAME = "prefix"
 ANSWER_TOKENS = 4
-CALIBRATION_WORDS = 200
 PREFIX_TOKENS_MAX = 1_000_000
 REPEATS_MAX = 10_000
 OWN_STACK_NAME = "bench"
@@ -30,7 +29,7 @@ problem hand part place case week company system program question work governmen
 home water room mother area money story fact month lot right study book eye job word business issue
 side kind head house service friend father power hour game line end member law car city community name
 """
-"""Common words, each one token or two in the usual vocabularies."""
+"""Common words, one token each in the usual vocabularies, and never less than one in any."""
 
 ENDINGS = ("In short, this means that", "The next word of this list is")
 
@@ -97,17 +96,15 @@ async def _measure_own_stack(options: argparse.Namespace) -> list[Measurement]:
 
 
 def measure(api: Api, prefix_tokens: int, repeats: int) -> list[Measurement]:
-    """Measure `repeats` pairs, after a request that is not counted and tells how many tokens a word has."""
+    """Measure `repeats` pairs, after one that is not counted."""
     model = api.model()
     # Other words in every run: a second one against the same stack must not find the first one's prefixes.
     words = random.Random()
-    calibration = _ask(api, model, _prefix(words, CALIBRATION_WORDS) + ENDINGS[0])
-    words_each = -(-prefix_tokens * CALIBRATION_WORDS // calibration.prompt_tokens) + 1
     pairs = []
-    for _ in range(repeats):
-        text = _prefix(words, words_each)
-        pairs.append(Pair(_ask(api, model, text + ENDINGS[0]), _ask(api, model, text + ENDINGS[1])))
-    return summarise(pairs, model, prefix_tokens)
+    for _ in range(1 + repeats):
+        prefix = " ".join(words.choices(WORDS.split(), k=prefix_tokens)) + ". "
+        pairs.append(Pair(_ask(api, model, prefix + ENDINGS[0]), _ask(api, model, prefix + ENDINGS[1])))
+    return summarise(pairs[1:], model, prefix_tokens)
 
 
 def summarise(pairs: list[Pair], model: str, prefix_tokens: int) -> list[Measurement]:
@@ -127,10 +124,6 @@ def summarise(pairs: list[Pair], model: str, prefix_tokens: int) -> list[Measure
         measurement(NAME, "shared", "ttft", "ms", shared_ms, context),
         measurement(NAME, "fresh/shared", "ttft_ratio", "x", speedups, context),
     ]
-
-
-def _prefix(words: random.Random, count: int) -> str:
-    return " ".join(words.choices(WORDS.split(), k=count)) + ". "
 
 
 def _ask(api: Api, model: str, prompt: str) -> Answer:
