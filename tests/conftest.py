@@ -10,6 +10,8 @@ settings.load_profile("shared_machine")
 
 # One thread for each engine, in this process and in those it starts; two cores are shared by all of them.
 os.environ["OMP_NUM_THREADS"] = "1"
+# Where a test asks for more threads, those that wait sleep: on a busy machine they would spin for minutes.
+os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
 # No test may reach for a model over the network.
 os.environ["HF_HUB_OFFLINE"] = "1"
 

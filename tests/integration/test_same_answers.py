@@ -1,11 +1,13 @@
 """The whole stack answers as transformers does on the same weights, token for token.
 
-A token's text may in theory be spelled by other tokens; the number of tokens is compared too.
+What is compared is text and number of tokens: the API tells no token ids.
 """
 
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 
 import pytest
@@ -17,52 +19,141 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
 ANSWER_TOKENS = 64
 PROMPTS = 20
-CONCURRENCY_MAX = 8
+BLOCK_TOKENS = 16
+CONDITIONS = (("cold", 1), ("warm", 8), ("cold", 8), ("warm", 1))
+"""State of the cache and number of requests at once."""
+
+Condition = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
     prompt: Prompt
-    prompt_tokens: int
+    token_ids: list[int]
     expected: ReferenceAnswer
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    text: str
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
 
 
 @pytest.fixture(scope="module")
 def cases(smollm2_stack: RunningStack) -> list[Case]:
-    """The reference's answers, computed once."""
+    """Twenty prompts with the reference's answers."""
     reference = Reference(Path(smollm2_stack.state.model_folder))
-    found = []
-    for prompt in comparison_prompts(reference.text_token_ids):
-        if prompt.messages:
-            token_ids = reference.chat_token_ids(prompt.messages)
-        else:
-            token_ids = list(prompt.token_ids) or reference.text_token_ids(prompt.text)
-        found.append(Case(prompt, len(token_ids), reference.answer(token_ids, ANSWER_TOKENS)))
-    assert len(found) == PROMPTS
-    assert min(case.prompt_tokens for case in found) == 3
-    assert max(case.prompt_tokens for case in found) == 2000
-    return found
+    prompts = comparison_prompts(reference.text_token_ids)
+    token_ids = [prompt_token_ids(reference, prompt) for prompt in prompts]
+    started_s = time.monotonic()
+    expected = reference.answers(token_ids, ANSWER_TOKENS)
+    print(f"reference: {time.monotonic() - started_s:.0f} s")
+    return [Case(*case) for case in zip(prompts, token_ids, expected, strict=True)]
+
+
+def prompt_token_ids(reference: Reference, prompt: Prompt) -> list[int]:
+    if prompt.messages:
+        return reference.chat_token_ids(prompt.messages)
+    return list(prompt.token_ids) or reference.text_token_ids(prompt.text)
 
 
 @pytest.fixture(scope="module")
-def other_cold_stack(home: Path) -> Iterator[RunningStack]:
-    """A second one whose cache nobody has filled."""
-    with running_stack(home, "cold", "--model", "smollm2") as stack:
+def second_stack(home: Path) -> Iterator[RunningStack]:
+    """Another one whose cache nobody has filled."""
+    with running_stack(home, "second", "--model", "smollm2") as stack:
         yield stack
 
 
-def test_one_at_a_time_cold_then_eight_at_once_warm(smollm2_stack: RunningStack, cases: list[Case]) -> None:
-    check_all(smollm2_stack, cases, concurrency=1)
-    cached_tokens = check_all(smollm2_stack, cases, concurrency=CONCURRENCY_MAX)
-    assert_warm(cases, cached_tokens)
+@pytest.fixture(scope="module")
+def answers(
+    smollm2_stack: RunningStack, second_stack: RunningStack, cases: list[Case]
+) -> dict[Condition, list[Answer]]:
+    """Every case under every condition: each stack cold first, then warm, both at the same time."""
+    with ThreadPoolExecutor(2) as threads:
+        first = threads.submit(ask_twice, smollm2_stack, cases, CONDITIONS[:2])
+        second = threads.submit(ask_twice, second_stack, cases, CONDITIONS[2:])
+        return {**first.result(), **second.result()}
 
 
-def test_eight_at_once_cold_then_one_at_a_time_warm(
-    other_cold_stack: RunningStack, cases: list[Case]
+def ask_twice(
+    stack: RunningStack, cases: list[Case], conditions: tuple[Condition, ...]
+) -> dict[Condition, list[Answer]]:
+    found = {}
+    for state, concurrency in conditions:
+        started_s = time.monotonic()
+        with ThreadPoolExecutor(concurrency) as threads:
+            found[state, concurrency] = list(threads.map(lambda case: ask(stack, case.prompt), cases))
+        print(f"{state}, {concurrency} at once: {time.monotonic() - started_s:.0f} s")
+    return found
+
+
+def ask(stack: RunningStack, prompt: Prompt) -> Answer:
+    """A streamed greedy answer."""
+    body = {
+        "model": stack.state.model,
+        "max_tokens": ANSWER_TOKENS,
+        "temperature": 0,
+        "ignore_eos": True,
+        "stream_options": {"include_usage": True},
+        **prompt.body(),
+    }
+    text, usage = "", {}
+    for event in stack.api.stream(prompt.path, body):
+        for choice in event["choices"]:
+            text += choice["delta"].get("content", "") if prompt.messages else choice["text"]
+        usage = event.get("usage") or usage
+    cached_tokens = usage["prompt_tokens_details"]["cached_tokens"]
+    return Answer(text, usage["prompt_tokens"], usage["completion_tokens"], cached_tokens)
+
+
+def test_the_prompts_are_what_is_promised(cases: list[Case]) -> None:
+    lengths = [len(case.token_ids) for case in cases]
+    assert len(lengths) == PROMPTS
+    assert (min(lengths), max(lengths)) == (3, 2000)
+    assert sum(bool(case.prompt.messages) for case in cases) >= 5
+    assert sum(longest_shared_tokens(cases, case) >= BLOCK_TOKENS for case in cases) >= 5
+    near_ties = [case.prompt.name for case in cases if not case.expected.certain]
+    print(f"{len(near_ties)} of {len(cases)} answers have a near tie: {near_ties}")
+    assert len(near_ties) < PROMPTS // 4
+
+
+@pytest.mark.parametrize("condition", CONDITIONS, ids=lambda condition: f"{condition[0]}-{condition[1]}")
+def test_every_answer_is_the_references(
+    answers: dict[Condition, list[Answer]], cases: list[Case], condition: Condition
 ) -> None:
-    check_all(other_cold_stack, cases, concurrency=CONCURRENCY_MAX)
-    cached_tokens = check_all(other_cold_stack, cases, concurrency=1)
-    assert_warm(cases, cached_tokens)
+    for case, answer in zip(cases, answers[condition], strict=True):
+        assert case.expected.agrees(answer.text), (
+            f"{case.prompt.name}: expected {case.expected.text!r}, got {answer.text!r}"
+        )
+        assert answer.completion_tokens == ANSWER_TOKENS, case.prompt.name
+        assert answer.prompt_tokens == len(case.token_ids), case.prompt.name
+
+
+@pytest.mark.parametrize("concurrency", [1, 8])
+def test_a_warm_cache_holds_every_whole_block_but_the_last_token(
+    answers: dict[Condition, list[Answer]], cases: list[Case], concurrency: int
+) -> None:
+    whole_blocks = [(len(case.token_ids) - 1) // BLOCK_TOKENS * BLOCK_TOKENS for case in cases]
+    assert [answer.cached_tokens for answer in answers["warm", concurrency]] == whole_blocks
+
+
+@pytest.mark.parametrize("concurrency", [1, 8])
+def test_a_cold_cache_holds_no_more_than_what_prompts_share(
+    answers: dict[Condition, list[Answer]], cases: list[Case], concurrency: int
+) -> None:
+    for case, answer in zip(cases, answers["cold", concurrency], strict=True):
+        assert answer.cached_tokens <= longest_shared_tokens(cases, case), case.prompt.name
+
+
+def longest_shared_tokens(cases: list[Case], case: Case) -> int:
+    """How many tokens another prompt begins with like this one."""
+    return max(shared_tokens(case.token_ids, other.token_ids) for other in cases if other is not case)
+
+
+def shared_tokens(one: list[int], other: list[int]) -> int:
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 
 def test_a_chat_ends_by_itself_with_a_sensible_answer(smollm2_stack: RunningStack) -> None:
@@ -78,42 +169,3 @@ def test_a_chat_ends_by_itself_with_a_sensible_answer(smollm2_stack: RunningStac
     choice = answer["choices"][0]
     assert choice["message"]["content"] == "The capital of France is Paris."
     assert choice["finish_reason"] == "stop"
-
-
-def check_all(stack: RunningStack, cases: list[Case], *, concurrency: int) -> list[int]:
-    """Ask every case and compare; cached tokens of each."""
-    with ThreadPoolExecutor(concurrency) as threads:
-        answers = list(threads.map(lambda case: ask(stack, case.prompt), cases))
-    near_ties = [case.prompt.name for case in cases if not case.expected.certain]
-    print(f"concurrency {concurrency}: {len(near_ties)} of {len(cases)} answers have a near tie: {near_ties}")
-    for case, (text, usage) in zip(cases, answers, strict=True):
-        assert case.expected.agrees(text), (
-            f"{case.prompt.name}, concurrency {concurrency}: expected {case.expected.text!r}, got {text!r}"
-        )
-        assert usage["prompt_tokens"] == case.prompt_tokens, case.prompt.name
-        assert usage["completion_tokens"] == ANSWER_TOKENS, case.prompt.name
-    return [usage["prompt_tokens_details"]["cached_tokens"] for _, usage in answers]
-
-
-def ask(stack: RunningStack, prompt: Prompt) -> tuple[str, dict]:
-    """Text and usage of a streamed greedy answer."""
-    body = {
-        "model": stack.state.model,
-        "max_tokens": ANSWER_TOKENS,
-        "temperature": 0,
-        "ignore_eos": True,
-        "stream_options": {"include_usage": True},
-        **prompt.body(),
-    }
-    text, usage = "", {}
-    for event in stack.api.stream(prompt.path, body):
-        for choice in event["choices"]:
-            text += choice["delta"].get("content") or "" if prompt.messages else choice["text"]
-        usage = event.get("usage") or usage
-    return text, usage
-
-
-def assert_warm(cases: list[Case], cached_tokens: list[int]) -> None:
-    """Everything but the last, always computed token came from the cache, in whole blocks."""
-    expected = [(case.prompt_tokens - 1) // 16 * 16 for case in cases]
-    assert cached_tokens == expected

@@ -11,6 +11,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 NEAR_TIE_LOGITS = 1e-3
 """Two best logits closer than this may fall either way: float sums depend on their order."""
+BATCH_TOKENS_MAX = 3000
+"""Prompts of one batch, each padded to the longest: many short ones cost little more than one."""
 INCOMPLETE = "\ufffd"
 
 
@@ -38,6 +40,8 @@ class Reference:
     def __init__(self, folder: Path) -> None:
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
         self._model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        self._model.generation_config.eos_token_id = None
+        self._model.generation_config.pad_token_id = 0
 
     def text_token_ids(self, text: str) -> list[int]:
         return list(self.tokenizer(text)["input_ids"])
@@ -46,32 +50,55 @@ class Reference:
         rendered = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         return list(self.tokenizer(rendered, add_special_tokens=False)["input_ids"])
 
-    @torch.inference_mode()
-    def answer(self, prompt_token_ids: Sequence[int], tokens: int) -> ReferenceAnswer:
-        """`tokens` greedy tokens, past any end token."""
-        token_ids: list[int] = []
-        gaps: list[float] = []
-        inputs, cache = torch.tensor([prompt_token_ids]), None
+    def answers(self, prompts: Sequence[Sequence[int]], tokens: int) -> list[ReferenceAnswer]:
+        """`tokens` greedy tokens for each prompt, past any end token."""
+        found: dict[int, ReferenceAnswer] = {}
         with all_cores():
-            while len(token_ids) < tokens:
-                output = self._model(inputs, past_key_values=cache, use_cache=True, logits_to_keep=1)
-                best = output.logits[0, -1].topk(2)
-                gaps.append(float(best.values[0] - best.values[1]))
-                token_ids.append(int(best.indices[0]))
-                inputs, cache = best.indices[:1].unsqueeze(0), output.past_key_values
-        certain = next((i for i, gap in enumerate(gaps) if gap < NEAR_TIE_LOGITS), tokens)
-        return ReferenceAnswer(
-            tuple(token_ids),
-            certain,
-            self._text(token_ids),
-            self._text(token_ids[:certain]).rstrip(INCOMPLETE),
+            for batch in batches([len(prompt) for prompt in prompts]):
+                answered = self._answer([prompts[i] for i in batch], tokens)
+                found.update(zip(batch, answered, strict=True))
+        return [found[i] for i in range(len(prompts))]
+
+    def _answer(self, prompts: Sequence[Sequence[int]], tokens: int) -> list[ReferenceAnswer]:
+        width = max(map(len, prompts))
+        padded = torch.tensor([[0] * (width - len(prompt)) + list(prompt) for prompt in prompts])
+        mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+        output = self._model.generate(
+            padded,
+            attention_mask=mask,
+            do_sample=False,
+            max_new_tokens=tokens,
+            return_dict_in_generate=True,
+            output_logits=True,
         )
+        best = torch.stack(output.logits, dim=1).topk(2).values
+        near_ties = best[..., 0] - best[..., 1] < NEAR_TIE_LOGITS
+        return [
+            self._judged(token_ids.tolist(), near.tolist())
+            for token_ids, near in zip(output.sequences[:, width:], near_ties, strict=True)
+        ]
+
+    def _judged(self, token_ids: list[int], near_ties: list[bool]) -> ReferenceAnswer:
+        certain = near_ties.index(True) if True in near_ties else len(token_ids)
+        certain_text = self._text(token_ids[:certain]).rstrip(INCOMPLETE)
+        return ReferenceAnswer(tuple(token_ids), certain, self._text(token_ids), certain_text)
 
     def _text(self, token_ids: Sequence[int]) -> str:
         text: str = self.tokenizer.decode(
             token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
         )
         return text
+
+
+def batches(lengths: Sequence[int]) -> Iterator[list[int]]:
+    """Indices of prompts of like length, together at most BATCH_TOKENS_MAX with their padding."""
+    batch: list[int] = []
+    for index in sorted(range(len(lengths)), key=lambda i: lengths[i]):
+        if batch and lengths[index] * (len(batch) + 1) > BATCH_TOKENS_MAX:
+            yield batch
+            batch = []
+        batch.append(index)
+    yield batch
 
 
 @contextmanager
