@@ -20,6 +20,7 @@ from gateway.api_types import (
     PromptTokensDetails,
     TextChoice,
     TextCompletion,
+    TokenIds,
     Usage,
 )
 from gateway.outbox import Ending
@@ -29,13 +30,13 @@ DONE = b"data: [DONE]\n\n"
 
 
 class AnswerForm(Protocol):
-    """Each method but `whole` gives whole server-sent events."""
+    """Each method but `whole` gives whole server-sent events, or nothing where there is nothing to say."""
 
-    def whole(self, text: str, ending: Ending) -> bytes: ...
+    def whole(self, text: str, token_ids: list[int], ending: Ending) -> bytes: ...
 
     def opening(self) -> bytes: ...
 
-    def delta(self, text: str) -> bytes: ...
+    def delta(self, text: str, token_ids: list[int]) -> bytes: ...
 
     def closing(self, ending: Ending) -> bytes: ...
 
@@ -48,6 +49,10 @@ class Header:
     created: int
     model: str
     include_usage: bool
+    return_token_ids: bool
+
+    def token_ids(self, token_ids: list[int]) -> TokenIds:
+        return token_ids if self.return_token_ids else UNSET
 
     @property
     def no_usage(self) -> UnsetType | None:
@@ -59,29 +64,33 @@ class ChatForm:
     def __init__(self, header: Header) -> None:
         self._header = header
 
-    def whole(self, text: str, ending: Ending) -> bytes:
+    def whole(self, text: str, token_ids: list[int], ending: Ending) -> bytes:
         header = self._header
-        choice = ChatChoice(0, AssistantMessage(text), ending.reason)
+        shown = header.token_ids(token_ids)
+        choice = ChatChoice(0, AssistantMessage(text), ending.reason, token_ids=shown)
         completion = ChatCompletion(header.id, header.created, header.model, [choice], _usage(ending))
         return msgspec.json.encode(completion)
 
     def opening(self) -> bytes:
         return self._chunk(ChatDelta(role="assistant", content=""))
 
-    def delta(self, text: str) -> bytes:
-        return self._chunk(ChatDelta(content=text))
+    def delta(self, text: str, token_ids: list[int]) -> bytes:
+        shown = self._header.token_ids(token_ids)
+        return self._chunk(ChatDelta(content=text), token_ids=shown) if text or shown else b""
 
     def closing(self, ending: Ending) -> bytes:
         header = self._header
-        last = self._chunk(ChatDelta(), ending.reason)
+        last = self._chunk(ChatDelta(), finish_reason=ending.reason)
         if not header.include_usage:
             return last
         usage = ChatChunk(header.id, header.created, header.model, [], usage=_usage(ending))
         return last + _event(usage)
 
-    def _chunk(self, delta: ChatDelta, finish_reason: FinishReason | None = None) -> bytes:
+    def _chunk(
+        self, delta: ChatDelta, *, finish_reason: FinishReason | None = None, token_ids: TokenIds = UNSET
+    ) -> bytes:
         header = self._header
-        choice = ChatChunkChoice(0, delta, finish_reason)
+        choice = ChatChunkChoice(0, delta, finish_reason, token_ids=token_ids)
         return _event(ChatChunk(header.id, header.created, header.model, [choice], usage=header.no_usage))
 
 
@@ -89,29 +98,32 @@ class CompletionForm:
     def __init__(self, header: Header) -> None:
         self._header = header
 
-    def whole(self, text: str, ending: Ending) -> bytes:
+    def whole(self, text: str, token_ids: list[int], ending: Ending) -> bytes:
         header = self._header
-        choice = TextChoice(0, text, ending.reason)
+        choice = TextChoice(0, text, ending.reason, token_ids=header.token_ids(token_ids))
         completion = TextCompletion(header.id, header.created, header.model, [choice], usage=_usage(ending))
         return msgspec.json.encode(completion)
 
     def opening(self) -> bytes:
         return b""
 
-    def delta(self, text: str) -> bytes:
-        return self._chunk(text)
+    def delta(self, text: str, token_ids: list[int]) -> bytes:
+        shown = self._header.token_ids(token_ids)
+        return self._chunk(text, token_ids=shown) if text or shown else b""
 
     def closing(self, ending: Ending) -> bytes:
         header = self._header
-        last = self._chunk("", ending.reason)
+        last = self._chunk("", finish_reason=ending.reason)
         if not header.include_usage:
             return last
         usage = TextCompletion(header.id, header.created, header.model, [], usage=_usage(ending))
         return last + _event(usage)
 
-    def _chunk(self, text: str, finish_reason: FinishReason | None = None) -> bytes:
+    def _chunk(
+        self, text: str, *, finish_reason: FinishReason | None = None, token_ids: TokenIds = UNSET
+    ) -> bytes:
         header = self._header
-        choice = TextChoice(0, text, finish_reason)
+        choice = TextChoice(0, text, finish_reason, token_ids=token_ids)
         return _event(
             TextCompletion(header.id, header.created, header.model, [choice], usage=header.no_usage)
         )

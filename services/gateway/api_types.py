@@ -12,6 +12,10 @@ Neutral = dict[str, tuple[object, ...]]
 """Parameters that are not supported yet, with the values at which they ask for nothing."""
 
 
+TokenIds = list[int] | UnsetType
+"""The tokens of an answer or of a piece of it, for clients that asked with `return_token_ids`."""
+
+
 class StreamOptions(Struct, forbid_unknown_fields=True):
     include_usage: bool | None = None
     include_obfuscation: Literal[False] | None = None
@@ -42,6 +46,7 @@ class GenerationRequest(Struct, forbid_unknown_fields=True, kw_only=True):
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
+    return_token_ids: bool | None = None
     user: str | None = None
 
 
@@ -125,6 +130,7 @@ class ChatChoice(Struct):
     message: AssistantMessage
     finish_reason: str
     logprobs: None = None
+    token_ids: TokenIds = UNSET
 
 
 class ChatCompletion(Struct, tag_field="object", tag="chat.completion"):
@@ -145,6 +151,7 @@ class ChatChunkChoice(Struct):
     delta: ChatDelta
     finish_reason: str | None = None
     logprobs: None = None
+    token_ids: TokenIds = UNSET
 
 
 class ChatChunk(Struct, tag_field="object", tag="chat.completion.chunk"):
@@ -162,6 +169,7 @@ class TextChoice(Struct):
     text: str
     finish_reason: str | None = None
     logprobs: None = None
+    token_ids: TokenIds = UNSET
 
 
 class TextCompletion(Struct, tag_field="object", tag="text_completion"):

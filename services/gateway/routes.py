@@ -185,6 +185,7 @@ class Api:
             created=int(time.time()),
             model=self._model.limits.name,
             include_usage=generation.include_usage,
+            return_token_ids=generation.return_token_ids,
         )
 
     async def _generate(
@@ -213,11 +214,13 @@ class Api:
 
     async def _whole(self, call: Call, running: RunningRequest, form: AnswerForm) -> web.StreamResponse:
         texts: list[str] = []
+        token_ids: list[int] = []
         while call.ending is None:
             piece = await running.outbox.take()
             texts.append(piece.text)
+            token_ids += piece.token_ids
             call.ending = piece.ending
-        return _json_response(200, form.whole("".join(texts), call.ending))
+        return _json_response(200, form.whole("".join(texts), token_ids, call.ending))
 
     async def _stream(
         self, http: web.Request, call: Call, running: RunningRequest, form: AnswerForm
@@ -229,10 +232,12 @@ class Api:
         try:
             await self._write(http, response.write(form.opening()))
             while piece.ending is None:
-                await self._write(http, response.write(form.delta(piece.text)))
+                delta = form.delta(piece.text, piece.token_ids)
+                if delta:
+                    await self._write(http, response.write(delta))
                 piece = await running.outbox.take()
             call.ending = piece.ending
-            last = form.delta(piece.text) if piece.text else b""
+            last = form.delta(piece.text, piece.token_ids)
             await self._write(http, response.write(last + form.closing(piece.ending) + DONE))
         except (ConnectionError, ClientGoneError):
             raise

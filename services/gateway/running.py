@@ -158,8 +158,11 @@ class RunningRequest:
         self._measure()
         self._output_token_ids += tokens.token_ids
         self._cached_tokens = max(self._cached_tokens, tokens.cached_tokens)
-        delta = self._text.feed(unpack_token_ids(tokens.token_ids))
-        if not self.outbox.put(delta.text):
+        token_ids = unpack_token_ids(tokens.token_ids)
+        delta = self._text.feed(token_ids)
+        if delta.stopped_after is not None:
+            token_ids = token_ids[: delta.stopped_after - tokens.first_index]
+        if not self.outbox.put(delta.text, token_ids):
             self.fail(self._too_slow())
         elif delta.stopped_after is not None:
             self._stopped_after = delta.stopped_after

@@ -64,6 +64,7 @@ class Generation:
 
     stream: bool
     include_usage: bool
+    return_token_ids: bool
     prompt_param: str
     output_tokens_param: str
     output_tokens_max: int | None
@@ -248,6 +249,7 @@ def _check(
     return Generation(
         stream=stream,
         include_usage=request.stream_options is not None and bool(request.stream_options.include_usage),
+        return_token_ids=bool(request.return_token_ids),
         prompt_param=prompt_param,
         output_tokens_param=output_tokens_param,
         output_tokens_max=output_tokens_max,

@@ -13,7 +13,16 @@ NEAR_TIE_LOGITS = 1e-3
 """Two best logits closer than this may fall either way: float sums depend on their order."""
 BATCH_TOKENS_MAX = 3000
 """Prompts of one batch, each padded to the longest: many short ones cost little more than one."""
-INCOMPLETE = "\ufffd"
+
+
+@dataclass(frozen=True, slots=True)
+class NearTie:
+    """Where the reference could have gone either way: after `token_ids` (prompt included), its two best
+    next tokens and their logits."""
+
+    token_ids: tuple[int, ...]
+    best_token_ids: tuple[int, int]
+    best_logits: tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,17 +30,14 @@ class ReferenceAnswer:
     """`certain_tokens` tokens come before the first near tie; all of them where there is none."""
 
     token_ids: tuple[int, ...]
-    certain_tokens: int
     text: str
-    certain_text: str
+    certain_tokens: int
+    near_tie: NearTie | None
 
-    @property
-    def certain(self) -> bool:
-        return self.certain_tokens == len(self.token_ids)
-
-    def agrees(self, text: str) -> bool:
-        """Whether `text` is this answer, up to the first near tie."""
-        return text == self.text or (not self.certain and text.startswith(self.certain_text))
+    def agrees(self, token_ids: Sequence[int]) -> bool:
+        """Whether these are the answer's tokens, up to the first near tie."""
+        certain = self.certain_tokens
+        return tuple(token_ids[:certain]) == self.token_ids[:certain]
 
 
 class Reference:
@@ -71,17 +77,22 @@ class Reference:
             return_dict_in_generate=True,
             output_logits=True,
         )
-        best = torch.stack(output.logits, dim=1).topk(2).values
-        near_ties = best[..., 0] - best[..., 1] < NEAR_TIE_LOGITS
-        return [
-            self._judged(token_ids.tolist(), near.tolist())
-            for token_ids, near in zip(output.sequences[:, width:], near_ties, strict=True)
-        ]
+        chosen = output.sequences[:, width:].tolist()
+        logits = torch.stack(output.logits, dim=1)
+        return [self._judged(*row) for row in zip(prompts, chosen, logits, strict=True)]
 
-    def _judged(self, token_ids: list[int], near_ties: list[bool]) -> ReferenceAnswer:
-        certain = near_ties.index(True) if True in near_ties else len(token_ids)
-        certain_text = self._text(token_ids[:certain]).rstrip(INCOMPLETE)
-        return ReferenceAnswer(tuple(token_ids), certain, self._text(token_ids), certain_text)
+    def _judged(self, prompt: Sequence[int], token_ids: list[int], logits: torch.Tensor) -> ReferenceAnswer:
+        best = logits.topk(2)
+        near_ties = (best.values[:, 0] - best.values[:, 1] < NEAR_TIE_LOGITS).tolist()
+        if True not in near_ties:
+            return ReferenceAnswer(tuple(token_ids), self._text(token_ids), len(token_ids), None)
+        certain = near_ties.index(True)
+        near_tie = NearTie(
+            (*prompt, *token_ids[:certain]),
+            tuple(best.indices[certain].tolist()),
+            tuple(best.values[certain].tolist()),
+        )
+        return ReferenceAnswer(tuple(token_ids), self._text(token_ids), certain, near_tie)
 
     def _text(self, token_ids: Sequence[int]) -> str:
         text: str = self.tokenizer.decode(

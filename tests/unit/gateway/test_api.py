@@ -114,6 +114,32 @@ async def test_a_text_completion_streams_without_usage_where_nobody_asked(cluste
     assert {chunk["object"] for chunk in chunks} == {"text_completion"}
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_token_ids_are_told_to_who_asks(cluster, stream) -> None:
+    """Every token once, those of a character that comes in several tokens included."""
+    text = "The quick 🙂 fox, 你好!"
+    body = {"model": "tiny", "prompt": ids("The"), "stream": stream, "return_token_ids": True}
+    asking = asyncio.create_task(cluster.post("/v1/completions", body | {"max_tokens": 200}))
+    submit = await cluster.prefill.submits.get()
+    for index, token_id in enumerate(ids(text)):
+        await cluster.decode.tokens(submit, [token_id], index)
+    await cluster.decode.finish(submit, len(ids(text)), FinishReason.LENGTH)
+    reply = (await asking).text
+    answers = [json.loads(chunk) for chunk in events(reply)[:-1]] if stream else [json.loads(reply)]
+    choices = [choice for answer in answers for choice in answer["choices"]]
+    assert [i for choice in choices for i in choice.get("token_ids", [])] == ids(text)
+    assert "".join(choice["text"] for choice in choices) == text
+
+
+async def test_token_ids_end_where_a_stop_string_ends(cluster) -> None:
+    asking = asyncio.create_task(cluster.chat(stop=["fox"], return_token_ids=True))
+    token_ids = ids("The quick brown fox jumps")
+    stop_tokens = next(n for n in range(len(token_ids)) if "fox" in _decoded(token_ids[:n]))
+    await cluster.decode.tokens(await cluster.prefill.submits.get(), token_ids, 0)
+    _, answer = await asking
+    assert answer["choices"][0]["token_ids"] == token_ids[:stop_tokens]
+
+
 async def test_a_stop_string_ends_the_answer_and_decode_is_told_where(cluster) -> None:
     asking = asyncio.create_task(cluster.chat(stop=["fox"]))
     submit = await cluster.prefill.submits.get()

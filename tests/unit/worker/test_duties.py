@@ -42,7 +42,7 @@ def prompt(tokens: int, seed: int = 0) -> list[int]:
 
 
 def greedy(reference: Reference, prompt_ids: list[int]) -> list[int]:
-    return list(reference.answer(prompt_ids, TOKENS).token_ids)
+    return list(reference.answers([prompt_ids], TOKENS)[0].token_ids)
 
 
 @pytest.mark.parametrize("length", [1, 15, 16, 17, 32, 33, 100, 200])
