@@ -45,7 +45,7 @@ class PartBuffer:
 
     def add(self, part: PromptPart, now_s: float) -> None:
         """Keep `part`; the same part twice changes nothing. Raises PartsError."""
-        self._expire(now_s)
+        self.expire(now_s)
         if not 1 <= part.parts <= PARTS_MAX:
             raise PartsError(f"parts is {part.parts}, must be 1 to {PARTS_MAX}")
         if not 0 <= part.part < part.parts:
@@ -89,6 +89,7 @@ class PartBuffer:
     def buffered_bytes(self) -> int:
         return self._bytes
 
-    def _expire(self, now_s: float) -> None:
+    def expire(self, now_s: float) -> None:
+        """Let go of parts whose request never came."""
         for key in [k for k, c in self._collected.items() if now_s - c.since_s > BUFFERED_S_MAX]:
             self._bytes -= sum(map(len, self._collected.pop(key).received.values()))

@@ -18,6 +18,8 @@ from worker.prefill_duty import PrefillDuty
 
 GATEWAY_GRACE_S = 10.0
 """A gateway whose registration is gone for longer is lost; a lost lease alone is not enough."""
+PARTS_EXPIRE_S = 5.0
+"""How often parts of prompts that never came are looked for."""
 
 
 class WorkerApp:
@@ -38,6 +40,7 @@ class WorkerApp:
             if duty is not None:
                 self._node.spawn(duty.run(), type(duty).__name__)
         self._node.spawn(self._watch_gateways(), "watch gateways")
+        self._node.spawn(self._expire_parts(), "expire parts")
         return self._context.record(
             model=self._node.model,
             blocks=self._node.pool.stats().blocks,
@@ -113,6 +116,11 @@ class WorkerApp:
         except PartsError as error:
             return Refused(part.request_id, part.attempt, RefusalReason.BAD_REQUEST, str(error))
         return Accepted(part.request_id, part.attempt)
+
+    async def _expire_parts(self) -> None:
+        while True:
+            await asyncio.sleep(PARTS_EXPIRE_S)
+            self._parts.expire(self._node.now_s())
 
     async def _watch_gateways(self) -> None:
         """A lost gateway's requests are cancelled (DESIGN §3 step 11)."""
