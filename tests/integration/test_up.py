@@ -3,10 +3,16 @@
 import os
 import signal
 import socket
+import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from tests.support.stack import READY_S_MAX, RunningStack, moonpool, processes_of
+from tests.support.stack import MoonpoolProcess, RunningStack, Status, moonpool, processes_of
+
+from moonpool.commands.up import ONE_WISH_S
+from moonpool.errors import CommandError
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
@@ -24,9 +30,9 @@ def start(home: Path, *flags: str) -> RunningStack:
 
 
 def test_ready_is_said_with_a_command_that_works(tiny_stack: RunningStack) -> None:
-    ready = tiny_stack.up.wait_line("ready ", READY_S_MAX)
+    ready = tiny_stack.up.wait_line("^ready ")
     assert ready == f"ready {tiny_stack.state.url}"
-    curl = tiny_stack.up.wait_line("curl ", READY_S_MAX)
+    curl = tiny_stack.up.wait_line("^curl ")
     assert f"{tiny_stack.state.url}/chat/completions" in curl
     assert tiny_stack.state.model in curl
 
@@ -42,21 +48,42 @@ def test_a_signal_stops_all_of_it(own_home: Path, number: signal.Signals) -> Non
     assert "killed" not in stack.up.output
 
 
-def test_an_open_answer_is_finished_before_it_stops(own_home: Path) -> None:
-    stack = start(own_home)
-    body = {
-        "model": stack.state.model,
-        "prompt": "hello",
-        "max_tokens": 400,
-        "temperature": 0,
-        "ignore_eos": True,
-    }
+def long_answer(stack: RunningStack, tokens: int) -> Iterator[dict[str, Any]]:
+    """The events of an answer that has begun."""
+    body = {"model": stack.state.model, "prompt": "hello", "max_tokens": tokens, "ignore_eos": True}
     events = stack.api.stream("/completions", {**body, "stream_options": {"include_usage": True}})
     next(events)
+    return events
+
+
+def test_an_open_answer_is_finished_before_it_stops(own_home: Path) -> None:
+    stack = start(own_home)
+    events = long_answer(stack, 400)
     stack.up.process.send_signal(signal.SIGINT)
     usage = [event["usage"] for event in events if event.get("usage")]
     assert [u["completion_tokens"] for u in usage] == [400]
     assert stack.up.wait() == 0
+    assert processes_of(own_home) == []
+
+
+def test_a_second_signal_does_not_wait_for_open_answers(own_home: Path) -> None:
+    stack = start(own_home, "--drain-timeout", "3000")
+    events = long_answer(stack, 1900)
+    stack.up.process.send_signal(signal.SIGINT)
+    stack.up.wait_line("stopping gateway-0")
+    # A second wish is one that comes later than the first one's echo.
+    time.sleep(2 * ONE_WISH_S)
+    assert stack.up.interrupt_and_wait(signal.SIGINT, GONE_S_MAX) == 0
+    assert processes_of(own_home) == []
+    with pytest.raises(CommandError):
+        list(events)
+
+
+def test_a_signal_while_it_starts_stops_what_has_started(own_home: Path) -> None:
+    up = MoonpoolProcess(own_home, "up", "--model", "tiny", "--port", "0")
+    up.wait_line("starting gateway-0")
+    assert up.interrupt_and_wait(signal.SIGINT) == 0, up.output
+    assert "ready http" not in up.output
     assert processes_of(own_home) == []
 
 
@@ -145,9 +172,36 @@ def test_chat_answers_a_question(tiny_stack: RunningStack) -> None:
     assert tiny_stack.command(*chat, "Who are you?").stdout == first.stdout
 
 
-def test_serve_runs_a_service_that_joins_the_cluster(tiny_stack: RunningStack, home: Path) -> None:
-    known = {instance["instance"] for instance in tiny_stack.status()["instances"]}
-    assert "kvmeta-extra" not in known
-    done = moonpool(home, "serve", "kvmeta", "--help")
-    assert done.returncode == 0
-    assert "--nats-url" in done.stdout
+def test_chat_talks_until_its_input_ends(tiny_stack: RunningStack) -> None:
+    chat = ("chat", "--name", tiny_stack.name, "--max-tokens", "8", "--system", "be brief")
+    talk = tiny_stack.command(*chat, typed="hello\n\nand again\n")
+    assert talk.returncode == 0, talk.stderr
+    assert talk.stdout.count("> ") == 4
+    assert len(talk.stdout.splitlines()) == 3
+    too_long = tiny_stack.command(*chat[:3], "--max-tokens", "100000", "hello")
+    assert too_long.returncode == 1
+    assert "the gateway answered 400" in too_long.stderr
+
+
+def test_serve_runs_a_service_that_joins_the_cluster(tiny_stack: RunningStack, own_home: Path) -> None:
+    addresses = ("--nats-url", tiny_stack.state.nats_url, "--etcd-url", tiny_stack.state.etcd_url)
+    service = MoonpoolProcess(own_home, "serve", "kvmeta", "--instance", "kvmeta-extra", *addresses)
+    try:
+        tiny_stack.wait_status(lambda status: "kvmeta-extra" in names(status))
+        assert service.interrupt_and_wait(signal.SIGTERM) == 0, service.output
+    finally:
+        service.kill()
+    assert "kvmeta-extra" not in names(tiny_stack.status())
+
+
+def names(status: Status) -> set[str]:
+    return {instance["instance"] for instance in status["instances"]}
+
+
+def test_serve_leaves_usage_to_the_service(own_home: Path) -> None:
+    helped = moonpool(own_home, "serve", "decode", "--help")
+    assert helped.returncode == 0
+    assert "--pool-bytes" in helped.stdout
+    wrong = moonpool(own_home, "serve", "decode", "--pool-bits", "1")
+    assert wrong.returncode == 2
+    assert "--pool-bits" in wrong.stderr

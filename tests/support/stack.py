@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -28,10 +29,10 @@ LOG_TAIL_LINES = 40
 Status = dict[str, Any]
 
 
-class UpProcess:
-    """One `moonpool up`, its output read as it comes. It and its children die with the test run."""
+class MoonpoolProcess:
+    """A `moonpool` command that runs on, its output read as it comes. It dies with the test run."""
 
-    def __init__(self, home: Path, flags: tuple[str, ...]) -> None:
+    def __init__(self, home: Path, *arguments: str) -> None:
         self.home = home
         self._lines: list[str] = []
         self._changed = threading.Condition()
@@ -39,7 +40,7 @@ class UpProcess:
         self.process = subprocess.Popen(
             [
                 *(sys.executable, "-I", "-S", child.__file__, str(os.getpid())),
-                *(sys.executable, "-m", "moonpool", "up", *flags),
+                *(sys.executable, "-m", "moonpool", *arguments),
             ],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -56,12 +57,12 @@ class UpProcess:
         with self._changed:
             return "\n".join(self._lines)
 
-    def wait_line(self, start: str, timeout_s: float) -> str:
-        """The first line that begins with `start`; AssertionError with all output where none comes."""
+    def wait_line(self, pattern: str, timeout_s: float = READY_S_MAX) -> str:
+        """The first line in which `pattern` is found; AssertionError with all output where none comes."""
         with self._changed:
-            self._changed.wait_for(lambda: self._ended or self._find(start), timeout_s)
-            line = self._find(start)
-        assert line is not None, f"no line {start!r} within {timeout_s:g} s:\n{self.output}"
+            self._changed.wait_for(lambda: self._ended or self._find(pattern), timeout_s)
+            line = self._find(pattern)
+        assert line is not None, f"no line {pattern!r} within {timeout_s:g} s:\n{self.output}"
         return line
 
     def interrupt_and_wait(self, number: int, timeout_s: float = STOP_S_MAX) -> int:
@@ -88,14 +89,14 @@ class UpProcess:
             self._ended = True
             self._changed.notify_all()
 
-    def _find(self, start: str) -> str | None:
-        return next((line for line in self._lines if line.startswith(start)), None)
+    def _find(self, pattern: str) -> str | None:
+        return next((line for line in self._lines if re.search(pattern, line)), None)
 
 
 class RunningStack:
     """A stack that is ready."""
 
-    def __init__(self, up: UpProcess, name: str) -> None:
+    def __init__(self, up: MoonpoolProcess, name: str) -> None:
         self.up = up
         self.name = name
         self.folder = up.home / "run" / name
@@ -104,17 +105,19 @@ class RunningStack:
 
     @classmethod
     def start(cls, home: Path, name: str, *flags: str) -> Self:
-        up = UpProcess(home, ("--name", name, "--port", "0", *flags))
+        up = MoonpoolProcess(home, "up", "--name", name, "--port", "0", *flags)
         try:
-            up.wait_line("ready ", READY_S_MAX)
+            up.wait_line("^ready ")
             return cls(up, name)
         except BaseException:
             up.kill()
             raise
 
-    def command(self, *arguments: str, timeout_s: float = ANSWER_S_MAX) -> subprocess.CompletedProcess[str]:
+    def command(
+        self, *arguments: str, typed: str = "", timeout_s: float = ANSWER_S_MAX
+    ) -> subprocess.CompletedProcess[str]:
         """Run `moonpool …` where this stack is found."""
-        return moonpool(self.up.home, *arguments, timeout_s=timeout_s)
+        return moonpool(self.up.home, *arguments, typed=typed, timeout_s=timeout_s)
 
     def status(self) -> Status:
         """What `moonpool status --json` prints."""
@@ -164,12 +167,12 @@ def running_stack(home: Path, name: str, *flags: str) -> Iterator[RunningStack]:
 
 
 def moonpool(
-    home: Path, *arguments: str, timeout_s: float = ANSWER_S_MAX
+    home: Path, *arguments: str, typed: str = "", timeout_s: float = ANSWER_S_MAX
 ) -> subprocess.CompletedProcess[str]:
-    """Run one `moonpool` command to its end."""
+    """Run one `moonpool` command to its end, with `typed` on its standard input."""
     return subprocess.run(
         [sys.executable, "-m", "moonpool", *arguments],
-        stdin=subprocess.DEVNULL,
+        input=typed,
         capture_output=True,
         text=True,
         timeout=timeout_s,

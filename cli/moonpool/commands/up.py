@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 import json
+import math
 import shlex
 import signal
 import time
@@ -22,6 +23,8 @@ POOL_BYTES_MIN = 1 << 20
 POOL_BYTES_MAX = 1 << 44
 WAIT_S_MAX = 3600.0
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+ONE_WISH_S = 0.5
+"""Signals this close together are one wish: `make` passes on what the whole group got already."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -101,9 +104,17 @@ async def _up(config: "StackConfig") -> int:
     """Run until a signal comes (then 0, once all has stopped) or a process ends (then CommandError)."""
     serving = asyncio.create_task(_serve(config))
     loop = asyncio.get_running_loop()
+    wished_at_s = -math.inf
+
+    def stop() -> None:
+        """The first wish cancels the serving, and so stops the stack; a second one cancels the stopping."""
+        nonlocal wished_at_s
+        if loop.time() - wished_at_s > ONE_WISH_S:
+            serving.cancel()
+        wished_at_s = loop.time()
+
     for number in STOP_SIGNALS:
-        # The first one cancels the serving, and so stops the stack; a second one cancels the stopping.
-        loop.add_signal_handler(number, serving.cancel)
+        loop.add_signal_handler(number, stop)
     try:
         await serving
     except asyncio.CancelledError:
