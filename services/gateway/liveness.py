@@ -12,11 +12,13 @@ from dataclasses import dataclass, replace
 from cluster import subjects
 from cluster.bus import Bus, Received, Subscription
 from cluster.logs import Logger
-from cluster.registry import Registry, RegistryEvent, Removed, Replaced
+from cluster.messages import InstanceRecord
+from cluster.registry import Added, Registry, RegistryEvent, Removed, Replaced
 from kvindex.core import InstanceId
 
 CHECK_S = 0.5
 LOADS_PENDING_MAX = 4096
+OTHER_PROCESS = "another process has its name"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +31,9 @@ class SilenceLimits:
 
 @dataclass(frozen=True, slots=True)
 class Sighting:
-    """The last sign of one instance, and whether the registry has it."""
+    """The last sign of one process, and whether the registry has it."""
 
+    incarnation: int
     heard_at_s: float
     registered: bool
 
@@ -73,8 +76,8 @@ class Liveness:
     async def start(self) -> None:
         self._registry.on_change(self._registry_changed)
         self._bus.on_connection(self._connection_changed)
-        for instance in self._registry.instances:
-            self._heard(instance, registered=True)
+        for record in self._registry.instances.values():
+            self._registered(record)
         self._subscription = await self._bus.subscribe(
             subjects.LOAD_ALL, self._load_came, concurrency_max=1, pending_max=LOADS_PENDING_MAX
         )
@@ -89,10 +92,13 @@ class Liveness:
 
     async def _load_came(self, received: Received) -> None:
         # Who is neither registered nor waited for gets no sighting: that bounds them.
-        sender = received.envelope.sender
-        registered = sender in self._registry.instances
-        if registered or sender in self._sightings:
-            self._heard(sender, registered=registered)
+        envelope = received.envelope
+        known = self._sightings.get(envelope.sender)
+        record = self._registry.instances.get(envelope.sender)
+        if known is not None and known.incarnation == envelope.incarnation:
+            self._sightings[envelope.sender] = replace(known, heard_at_s=_now_s())
+        elif known is None and record is not None and record.incarnation == envelope.incarnation:
+            self._registered(record)
 
     def _registry_changed(self, event: RegistryEvent) -> None:
         match event:
@@ -100,33 +106,39 @@ class Liveness:
                 sighting = self._sightings.get(record.instance)
                 if sighting is not None:
                     self._sightings[record.instance] = replace(sighting, registered=False)
-            case Replaced(old, new) if old.incarnation != new.incarnation:
-                self._tell(new.instance, "another process has its name")
-                self._heard(new.instance, registered=True)
-            case Replaced(_, record):
-                self._heard(record.instance, registered=True)
-            case _:
-                self._heard(event.record.instance, registered=True)
+            case Added(record):
+                # The name may come back after its lease ended and before its silence was noticed.
+                known = self._sightings.get(record.instance)
+                if known is not None and known.incarnation != record.incarnation:
+                    self._tell(record.instance, OTHER_PROCESS)
+                self._registered(record)
+            case Replaced(old, record):
+                if old.incarnation != record.incarnation:
+                    self._tell(record.instance, OTHER_PROCESS)
+                self._registered(record)
 
     def _connection_changed(self, connected: bool) -> None:
         """After an outage of our own, everyone's silence starts anew."""
         if connected:
             for instance, sighting in self._sightings.items():
-                self._heard(instance, registered=sighting.registered)
+                self._sightings[instance] = replace(sighting, heard_at_s=_now_s())
 
-    def _heard(self, instance: InstanceId, *, registered: bool) -> None:
-        self._sightings[instance] = Sighting(asyncio.get_running_loop().time(), registered)
+    def _registered(self, record: InstanceRecord) -> None:
+        self._sightings[record.instance] = Sighting(record.incarnation, _now_s(), registered=True)
 
     async def _check(self) -> None:
-        loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(CHECK_S)
             if not self._bus.connected:
                 continue
-            for instance in lost(self._sightings, loop.time(), self._limits):
+            for instance in lost(self._sightings, _now_s(), self._limits):
                 del self._sightings[instance]
                 self._tell(instance, "silent")
 
     def _tell(self, instance: InstanceId, reason: str) -> None:
         self._log.warning("instance lost", lost=instance, reason=reason)
         self._on_lost(instance)
+
+
+def _now_s() -> float:
+    return asyncio.get_running_loop().time()

@@ -33,7 +33,7 @@ ONE = InstanceId("decode-1")
     ],
 )
 def test_who_is_lost(silent_s: float, registered: bool, is_lost: bool) -> None:
-    assert bool(lost({ONE: Sighting(100.0, registered)}, 100.0 + silent_s, LIMITS)) is is_lost
+    assert bool(lost({ONE: Sighting(1, 100.0, registered)}, 100.0 + silent_s, LIMITS)) is is_lost
 
 
 def record(incarnation: int = 1) -> bytes:
@@ -115,3 +115,34 @@ async def test_another_process_of_the_same_name_is_a_loss_at_once(world) -> None
     async with asyncio.timeout(1):
         assert await world.lost.get() == ONE
     assert world.lost.empty()
+
+
+async def test_a_restart_between_two_leases_is_a_loss(world) -> None:
+    """The lease ran out first, and the name came back before anybody had missed it."""
+    await world.control.delete(keys.instance(ONE))
+    await until_removed(world)
+    await world.control.put(keys.instance(ONE), record(incarnation=2))
+    async with asyncio.timeout(1):
+        assert await world.lost.get() == ONE
+    assert world.lost.empty()
+
+
+async def test_who_registers_again_is_not_lost(world) -> None:
+    await world.control.delete(keys.instance(ONE))
+    await until_removed(world)
+    await world.control.put(keys.instance(ONE), record(incarnation=1))
+    await asyncio.sleep(0.3)
+    assert world.lost.empty()
+
+
+async def test_another_process_is_no_sign_of_life(world) -> None:
+    """It speaks before it has registered: what the old one had is lost all the same."""
+    successor = world.bus.broker.bus(ONE, incarnation=2)
+    await world.control.delete(keys.instance(ONE))
+    await until_removed(world)
+    load = LoadSnapshot(ONE, (Role.DECODE,), InstanceState.SERVING)
+    async with asyncio.timeout(2):
+        while world.lost.empty():
+            await successor.publish(subjects.load(ONE), load)
+            await asyncio.sleep(0.02)
+    await successor.close()
