@@ -28,7 +28,10 @@ from policy.core import (
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """The model an instance serves; instances with another fingerprint never exchange a block."""
+    """The model an instance serves; instances with another fingerprint never exchange a block.
+
+    Its sizes are at least 1, else ValueError: a record with others is malformed.
+    """
 
     name: str
     fingerprint: str
@@ -37,6 +40,16 @@ class ModelInfo:
     block_bytes: int
     layers: int
     dtype: str
+
+    def __post_init__(self) -> None:
+        for name, value in (
+            ("context_tokens_max", self.context_tokens_max),
+            ("block_tokens", self.block_tokens),
+            ("block_bytes", self.block_bytes),
+            ("layers", self.layers),
+        ):
+            if value < 1:
+                raise ValueError(f"{name}: {value}, must be at least 1")
 
 
 @dataclass(frozen=True, slots=True)

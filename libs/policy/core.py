@@ -4,7 +4,7 @@ Everything in `policy` reads and returns these. Units come last in a name; `_tok
 counts, token ids are called `token_ids`.
 """
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import NewType
 
@@ -62,6 +62,8 @@ class CostCoefficients:
     T_prefill(new, prefix) = a + b·new + c·new·(prefix + new/2)
     T_step(batch, kv_tokens) = d + e·batch + f·kv_tokens
     T_transfer(bytes) = g + bytes / bandwidth
+
+    None is negative and the bandwidth is above 0, else ValueError: a message with others is malformed.
     """
 
     prefill_fixed_s: float
@@ -72,6 +74,13 @@ class CostCoefficients:
     step_per_kv_token_s: float
     transfer_fixed_s: float
     transfer_bytes_per_s: float
+
+    def __post_init__(self) -> None:
+        for name, value in asdict(self).items():
+            if value < 0:
+                raise ValueError(f"{name}: {value}, must be at least 0")
+        if self.transfer_bytes_per_s == 0:
+            raise ValueError("transfer_bytes_per_s: 0, must be above 0")
 
 
 @dataclass(frozen=True, slots=True)

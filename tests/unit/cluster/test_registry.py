@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
 
 import pytest
+from tests.support.records import MODEL_INFO
 from tests.support.waiting import until
 
 from cluster import keys
@@ -85,7 +86,15 @@ async def test_the_view_cannot_be_written(world: World) -> None:
 
 
 async def test_records_that_make_no_sense_are_ignored(world: World) -> None:
-    for name, value in (("bad", b"not json"), ("other", encode_record(record("else"))), ("half", b"{}")):
+    blockless = encode_record(replace(record("blockless"), model=MODEL_INFO)).replace(
+        b'"block_tokens":16', b'"block_tokens":0'
+    )
+    for name, value in (
+        ("bad", b"not json"),
+        ("other", encode_record(record("else"))),
+        ("half", b"{}"),
+        ("blockless", blockless),
+    ):
         world.store.put(keys.instance(InstanceId(name)), value, None)
     world.put(record("good"))
     assert (await world.told(2))[1] == Added(record("good"))

@@ -21,10 +21,11 @@ from cluster.messages import (
     InstanceRecord,
     InventoryRequest,
     MatchRequest,
+    ModelInfo,
 )
 from cluster.wire import Envelope, decode, decode_record, encode, encode_record
 from kvindex.core import BlockAction, BlockEvent, InstanceId, Tier
-from policy.core import RequestId
+from policy.core import CostCoefficients, RequestId
 
 pytestmark = pytest.mark.unit
 
@@ -37,6 +38,12 @@ _SIMPLE: dict[object, st.SearchStrategy[object]] = {
     bytes: st.binary(max_size=64),
     type(None): st.none(),
 }
+_POSITIVE: dict[object, st.SearchStrategy[object]] = {
+    **_SIMPLE,
+    int: st.integers(1, 2**63 - 1),
+    float: st.floats(min_value=1e-9, max_value=1e12),
+}
+"""For the classes whose numbers others divide by."""
 
 
 def values_of(kind: object) -> st.SearchStrategy[object]:
@@ -54,6 +61,8 @@ def values_of(kind: object) -> st.SearchStrategy[object]:
         return st.sampled_from(kind)
     assert is_dataclass(kind)
     hints = get_type_hints(kind)
+    if kind in (CostCoefficients, ModelInfo):
+        return st.builds(kind, **{one.name: _POSITIVE[hints[one.name]] for one in fields(kind)})
     return st.builds(kind, **{one.name: values_of(hints[one.name]) for one in fields(kind)})
 
 

@@ -8,11 +8,13 @@ from tests.support.records import gateway, registry, worker
 from tests.support.views import D1, D2, P1, P2, queued, request, snapshot
 
 from cluster import subjects
+from cluster.delivery import RawMessage
 from cluster.errors import RetryableError
 from cluster.logs import Level, Logger
 from cluster.messages import Decision, MatchReply, MatchRequest
 from cluster.metrics import ServiceMetrics
 from cluster.testing import FakeBroker, FakeBus
+from cluster.wire import encode
 from conductor.cluster_state import ClusterState
 from conductor.metrics import ConductorMetrics
 from conductor.scheduler import Scheduler
@@ -273,3 +275,15 @@ async def test_a_removed_instance_gets_nothing(stage: Stage):
     stage.conductor.state.registry_changed(left)
     placements = [await stage.ask(request(f"r{i}")) for i in range(6)]
     assert {(placement.prefill, placement.decode) for placement in placements} == {(P2, D1)}
+
+
+async def test_a_snapshot_that_makes_no_sense_costs_nobody_a_placement(stage: Stage):
+    """A bandwidth of nothing would be divided by for every request."""
+    senseless = encode(snapshot("p1"), P1, 1, 9, 0.0).replace(
+        b'"transfer_bytes_per_s":1000000000.0', b'"transfer_bytes_per_s":0.0'
+    )
+    assert b'"transfer_bytes_per_s":0.0' in senseless
+    stage.broker.send(RawMessage(subjects.load(P1), senseless, None, None))
+    await stage.tell_load(snapshot("p2"))
+    await eventually(lambda: stage.conductor.state.current().instances[P2].load)
+    assert isinstance(await stage.ask(request(excluded=(P2,))), Placement)

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from policy.core import CostCoefficients
@@ -24,6 +26,15 @@ def test_step():
 
 def test_transfer():
     assert transfer_s(COST, 250) == pytest.approx(3 + 2.5)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("transfer_bytes_per_s", 0.0), ("prefill_fixed_s", -1.0), ("step_per_kv_token_s", -1e-9)],
+)
+def test_coefficients_that_make_no_sense_are_refused(field: str, value: float) -> None:
+    with pytest.raises(ValueError, match=field):
+        replace(COST, **{field: value})
 
 
 def test_break_even_of_the_study_note():
