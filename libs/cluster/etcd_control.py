@@ -84,7 +84,8 @@ class EtcdControl:
         """
         control = cls(url, metrics, log, call_timeout_s)
         try:
-            await asyncio.wait_for(control._reach(), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                await control._reach()
         except TimeoutError as error:
             raise DisconnectedError(f"no etcd answers at {url} within {timeout_s:g} s") from error
         finally:
@@ -188,7 +189,8 @@ class EtcdControl:
                 raise DisconnectedError("the control plane's client is closed")
             # The client's own deadline comes first; this one bounds the wait for a free thread.
             pending = loop.run_in_executor(self._executor, self._run, call)
-            result = await asyncio.wait_for(pending, 2 * self._call_timeout_s)
+            async with asyncio.timeout(2 * self._call_timeout_s):
+                result = await pending
             outcome = "ok"
             self._set_connected(True)
             return result

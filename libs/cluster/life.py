@@ -190,6 +190,7 @@ async def unless_stopped(work: Awaitable[ResultT], stop: asyncio.Event) -> Resul
 async def closing(what: str, close: Callable[[], Awaitable[None]], log: Logger) -> None:
     """Run one step of closing within its bound; what fails is logged and the next goes on."""
     try:
-        await asyncio.wait_for(close(), CLOSE_S_MAX)
+        async with asyncio.timeout(CLOSE_S_MAX):
+            await close()
     except Exception as error:
         log.exception(f"{what} not closed in order", error)

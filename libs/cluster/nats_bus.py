@@ -172,7 +172,8 @@ class NatsBus:
 
     async def _next_reply(self, subject: str, queue: "asyncio.Queue[Msg]", timeout_s: float) -> object:
         try:
-            message = await asyncio.wait_for(queue.get(), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                message = await queue.get()
         except TimeoutError as error:
             raise DeadlineError(f"no answer on {subject} within {timeout_s:g} s") from error
         if message.headers and message.headers.get("Status") == _NO_RESPONDERS:

@@ -76,7 +76,8 @@ class NatsConnection:
     async def open(self, timeout_s: float) -> None:
         """DisconnectedError where no server answers in time."""
         try:
-            await asyncio.wait_for(self._connect(), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                await self._connect()
         except CLIENT_ERRORS as error:
             await self.close()
             raise DisconnectedError(f"no NATS server answers within {timeout_s:g} s") from error
@@ -104,7 +105,8 @@ class NatsConnection:
         if not self._connected:
             raise DisconnectedError("the bus is disconnected")
         try:
-            await asyncio.wait_for(self.client.flush(), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                await self.client.flush()
         except TimeoutError as error:
             raise DeadlineError(f"the bus did not answer a flush within {timeout_s:g} s") from error
         except CLIENT_ERRORS as error:

@@ -6,7 +6,7 @@ outage stays for `grace_s`, because everyone who lives registers again in that t
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -89,9 +89,10 @@ class Registry:
             self._task.cancel()
             await asyncio.wait({self._task})
 
-    async def _within(self, waiting: "asyncio._CoroutineLike[object]", timeout_s: float, what: str) -> None:
+    async def _within(self, waiting: Awaitable[object], timeout_s: float, what: str) -> None:
         try:
-            await asyncio.wait_for(waiting, timeout_s)
+            async with asyncio.timeout(timeout_s):
+                await waiting
         except TimeoutError:
             raise DeadlineError(f"{what} within {timeout_s:g} s") from None
 

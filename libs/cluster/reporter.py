@@ -30,4 +30,5 @@ async def report_load(
             log.exception("load not published", error)
         await asyncio.sleep(LOAD_GAP_S_MIN)
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(changed.wait(), LOAD_INTERVAL_S - LOAD_GAP_S_MIN)
+            async with asyncio.timeout(LOAD_INTERVAL_S - LOAD_GAP_S_MIN):
+                await changed.wait()

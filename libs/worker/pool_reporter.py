@@ -44,7 +44,8 @@ class PoolReporter:
         """Publish until cancelled. Events that are lost on the way leave a gap, which heals itself."""
         while True:
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), HEARTBEAT_S)
+                async with asyncio.timeout(HEARTBEAT_S):
+                    await self._changed.wait()
             self._changed.clear()
             first_number, events = self._pool.take_events()
             for message in event_messages(first_number, events):

@@ -131,7 +131,8 @@ class Requests:
         """Take nothing new and let what runs end; what is not done after `deadline_s` fails."""
         self._draining = True
         try:
-            await asyncio.wait_for(self._idle.wait(), deadline_s)
+            async with asyncio.timeout(deadline_s):
+                await self._idle.wait()
         except TimeoutError:
             for request in list(self._running.values()):
                 request.fail(_shutting_down())

@@ -177,7 +177,8 @@ class FakeBus:
         self.metrics.bus_sent.labels(subjects.family(subject)).inc()
         while True:
             try:
-                reply = await asyncio.wait_for(replies.get(), timeout_s)
+                async with asyncio.timeout(timeout_s):
+                    reply = await replies.get()
             except TimeoutError as error:
                 raise DeadlineError(f"no answer on {subject} within {timeout_s:g} s") from error
             yield read_reply(reply)

@@ -1,17 +1,23 @@
 """What a worker publishes is cut into messages of bounded size, in order, without loss."""
 
+import asyncio
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cluster.logs import Level, Logger
 from cluster.messages import FinishEntry, InventoryChunk, TokensEntry
+from cluster.testing import FakeBroker
 from cluster.wire import encode
 from kvindex.core import BlockAction, BlockEvent, InstanceId, Tier
+from kvpool import BlockPool
 from policy.core import FinishReason, RequestId
 from worker.outbox import MESSAGE_BYTES_MAX, TOKENS_PER_ENTRY_MAX, Entry, batches
 from worker.pool_reporter import (
     EVENTS_PER_MESSAGE_MAX,
     INVENTORY_BLOCKS_PER_CHUNK,
+    PoolReporter,
     event_messages,
     inventory_chunks,
 )
@@ -81,3 +87,16 @@ def _triples(chunk: InventoryChunk) -> list[tuple[bytes, bytes | None, Tier]]:
     return [
         (value, parent, chunk.tier) for value, parent in zip(pieces(chunk.block_hashes), parents, strict=True)
     ]
+
+
+async def test_the_reporter_ends_when_cancelled_in_the_very_turn_in_which_the_pool_changed() -> None:
+    """`asyncio.wait_for` of Python 3.11 swallows such a cancellation, and closing would hang."""
+    reporter = PoolReporter(FakeBroker().bus("w"), BlockPool(4), Logger(Level.ERROR))
+    running = asyncio.create_task(reporter.run())
+    await asyncio.sleep(0)
+    reporter.changed()
+    await asyncio.sleep(0)
+    running.cancel()
+    async with asyncio.timeout(5):
+        await asyncio.wait({running})
+    assert running.cancelled()
