@@ -69,7 +69,8 @@ class Child:
         """SIGTERM, then SIGKILL after `stop_s_max`. True where it went by itself."""
         self._signal(signal.SIGTERM)
         try:
-            await asyncio.wait_for(self._process.wait(), self.spec.stop_s_max)
+            async with asyncio.timeout(self.spec.stop_s_max):
+                await self._process.wait()
         except TimeoutError:
             await self.kill()
             return False
@@ -77,7 +78,8 @@ class Child:
 
     async def kill(self) -> None:
         self._signal(signal.SIGKILL)
-        await asyncio.wait_for(self._process.wait(), KILL_WAIT_S_MAX)
+        async with asyncio.timeout(KILL_WAIT_S_MAX):
+            await self._process.wait()
 
     def log_tail(self) -> str:
         """The last lines that the process wrote."""
