@@ -1,14 +1,15 @@
-"""What both buses, the real and the fake, do with a message besides carrying it.
+"""What both buses, the real and the fake, do besides carrying messages.
 
-Owns envelopes with their `seq` per subject, the decoding of what comes in, and the bounded running of
-handlers. Knows no transport: raw bytes come in, a `respond` callback goes out.
+Owns envelopes with their `seq` per subject, the decoding of what comes in, the bounded running of handlers,
+and how those who wait for the connection are told. Knows no transport: raw bytes come in, a `respond`
+callback goes out.
 """
 
 import asyncio
 import contextlib
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 
 from cluster import subjects, wire
@@ -141,6 +142,15 @@ class HandlerRunner:
             self._log.warning("handler failed", subject=subject, kind=kind, error=error)
         else:
             self._log.exception("handler failed", error, subject=subject, kind=kind)
+
+
+def tell_connection(callbacks: Iterable[Callable[[bool], None]], connected: bool, log: Logger) -> None:
+    """Tell everyone, whatever one of them makes of it."""
+    for callback in callbacks:
+        try:
+            callback(connected)
+        except Exception as error:
+            log.exception("connection callback failed", error)
 
 
 def read_reply(data: bytes) -> object:

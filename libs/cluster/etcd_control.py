@@ -21,7 +21,7 @@ from etcd3 import Endpoint, MultiEndpointEtcd3Client, etcdrpc, exceptions, utils
 
 from cluster.control import Deleted, Lease, Listing, Put, WatchEvent
 from cluster.errors import ConfigError, DisconnectedError, LeaseLostError
-from cluster.logs import Logger
+from cluster.logs import Logger, without_credentials
 from cluster.metrics import ServiceMetrics
 
 CALL_THREADS_MAX = 4
@@ -309,6 +309,10 @@ class _Watch:
             except _SERVER_ERRORS as error:
                 if not self._stopped.is_set():
                     self._log.warning("watch interrupted", prefix=self._prefix, error=_describe(error))
+            except Exception as error:
+                # This thread must not end without a word: the registry would stand still for good.
+                if not self._stopped.is_set():
+                    self._log.exception("watch failed", error, prefix=self._prefix)
             finally:
                 client.close()
             self._metrics.control_watch_restarts.inc()
@@ -404,7 +408,11 @@ def _parse_server(url: str) -> tuple[str, int]:
         parts = urlsplit(url)
         port = parts.port or ETCD_PORT
     except ValueError:
-        raise ConfigError(f"etcd_url: {url!r} must have the form http://host:port") from None
+        raise _malformed(url) from None
     if parts.scheme != "http" or not parts.hostname or parts.username or parts.path.strip("/"):
-        raise ConfigError(f"etcd_url: {url!r} must have the form http://host:port")
+        raise _malformed(url)
     return parts.hostname, port
+
+
+def _malformed(url: str) -> ConfigError:
+    return ConfigError(f"etcd_url: {without_credentials(url)!r} must have the form http://host:port")

@@ -22,7 +22,7 @@ import orjson
 _SECRET_FIELDS = frozenset(
     {"cluster_secret", "cluster_seed", "secret", "password", "authorization", "api_key", "grant"}
 )
-_URL_CREDENTIALS = re.compile(r"(://)[^/@\s]+@")
+_URL_CREDENTIALS = re.compile(r"(://)[^/\s]+@")
 _BLANK = "***"
 NESTING_MAX = 4
 """Deeper structures are written as text."""

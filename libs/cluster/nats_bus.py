@@ -18,7 +18,7 @@ from cluster.delivery import TRACE_HEADER, HandlerRunner, RawMessage, Stamp, rea
 from cluster.errors import DeadlineError, DisconnectedError, NoResponderError
 from cluster.logs import Logger, without_credentials
 from cluster.metrics import ServiceMetrics
-from cluster.nats_connection import CLIENT_ERRORS, NatsConnection
+from cluster.nats_connection import CLIENT_ERRORS, NatsConnection, server_urls
 from cluster.tracing import TraceContext
 from kvindex.core import InstanceId
 
@@ -38,7 +38,7 @@ class NatsBus:
         self._metrics = metrics
         self._log = log
         self._stamp = Stamp(instance, incarnation)
-        self._connection = NatsConnection(url.split(","), instance, metrics, log, self._equip)
+        self._connection = NatsConnection(server_urls(url), instance, metrics, log, self._equip)
         self._inbox = ""
         self._waiting: dict[str, asyncio.Queue[Msg]] = {}
         self._next_token = 0
@@ -58,7 +58,7 @@ class NatsBus:
         """A connected bus. `url` may be several, separated by commas, carry `user:password@` and ask for
         TLS with `tls://`.
 
-        Raises DisconnectedError where no server answers within `timeout_s`.
+        Raises DisconnectedError where no server answers within `timeout_s`, ConfigError for a bad URL.
         """
         bus = cls(url, instance, incarnation, metrics, log)
         try:

@@ -11,15 +11,20 @@ raises CancelledError by itself.
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
+from urllib.parse import urlsplit
 
 import nats.errors
 from nats.aio.client import Client
 
 from cluster import subjects
-from cluster.errors import DeadlineError, DisconnectedError, ProtocolError
-from cluster.logs import Logger
+from cluster.delivery import tell_connection
+from cluster.errors import ConfigError, DeadlineError, DisconnectedError, ProtocolError
+from cluster.logs import Logger, without_credentials
 from cluster.metrics import ServiceMetrics
 
+SCHEMES = frozenset({"nats", "tls"})
+DEFAULT_SCHEME = "nats"
+DEFAULT_PORT = 4222
 CONNECT_S_MAX = 2
 RECONNECT_WAIT_S = 0.2
 PING_INTERVAL_S = 2
@@ -150,16 +155,20 @@ class NatsConnection:
     def _start_reopening(self) -> None:
         if not self._closing and (self._reopening is None or self._reopening.done()):
             self._log.error("the bus connection ended for good, opening another")
-            self._reopening = asyncio.create_task(self._reopen(self.client))
+            self._reopening = asyncio.create_task(self._reopen())
 
-    async def _reopen(self, ended: Client) -> None:
-        await _close_client(ended)
+    async def _reopen(self) -> None:
+        """Until a client has taken over: nobody else would try again."""
         while not self._connected:
+            # Also one that was lost as it took over: it would come back beside the next one.
+            await _close_client(self.client)
             try:
                 await self._connect()
             except CLIENT_ERRORS as error:
                 self._log.warning("bus not reopened yet", error=error)
-                await asyncio.sleep(RECONNECT_WAIT_S)
+            except Exception as error:
+                self._log.exception("bus not reopened yet", error)
+            await asyncio.sleep(0 if self._connected else RECONNECT_WAIT_S)
 
     async def _watch(self) -> None:
         suspicions = 0
@@ -205,8 +214,29 @@ class NatsConnection:
         elif not self._closing:
             self._metrics.bus_connection_losses.inc()
             self._log.warning("bus disconnected")
-        for callback in self._callbacks:
-            callback(connected)
+        tell_connection(self._callbacks, connected, self._log)
+
+
+def server_urls(url: str) -> list[str]:
+    """Each `nats://host:port` or `tls://host:port` of `url`, which are separated by commas; scheme and port
+    may be left out. Raises ConfigError for any other form."""
+    return [_server_url(part.strip()) for part in url.split(",")]
+
+
+def _server_url(part: str) -> str:
+    url = part if "://" in part else f"{DEFAULT_SCHEME}://{part}"
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        raise _malformed(part) from None
+    if parts.scheme not in SCHEMES or not parts.hostname or parts.path.strip("/"):
+        raise _malformed(part)
+    return f"{parts.scheme}://{parts.netloc}" + ("" if port else f":{DEFAULT_PORT}")
+
+
+def _malformed(part: str) -> ConfigError:
+    return ConfigError(f"nats_url: {without_credentials(part)!r} must have the form nats://host:port")
 
 
 async def _close_client(client: Client) -> None:

@@ -7,12 +7,14 @@ from dataclasses import dataclass
 
 import nats as nats_client
 import pytest
+from nats.aio.client import Client
 from tests.support.waiting import until
 
 from cluster import subjects, wire
 from cluster.bus import Bus, Received
 from cluster.delivery import RawMessage
 from cluster.errors import (
+    ConfigError,
     DeadlineError,
     DisconnectedError,
     NoResponderError,
@@ -31,6 +33,7 @@ from cluster.messages import (
 )
 from cluster.metrics import ServiceMetrics
 from cluster.nats_bus import NatsBus
+from cluster.nats_connection import NatsConnection, server_urls
 from cluster.testing import FakeBroker, FakeBus
 from cluster.tracing import TraceContext
 from kvindex.core import InstanceId, Tier
@@ -546,7 +549,68 @@ async def test_buffered_messages_arrive_after_the_outage(outage: Outage) -> None
     assert [message.body for message in await collector.take(3)] == [cancel(number) for number in range(3)]
 
 
+async def test_a_callback_that_breaks_stops_no_other(outage: Outage) -> None:
+    def broken(_: bool) -> None:
+        raise ValueError("broken")
+
+    bus = await outage.world.connect("a")
+    states: asyncio.Queue[bool] = asyncio.Queue()
+    bus.on_connection(broken)
+    bus.on_connection(states.put_nowait)
+    await outage.begin()
+    assert await asyncio.wait_for(states.get(), WAIT_S) is False
+    await outage.end()
+    assert await asyncio.wait_for(states.get(), WAIT_S) is True
+    await bus.flush(timeout_s=WAIT_S)
+
+
 # What only a real server can show.
+
+
+async def thrown_out(connection: NatsConnection) -> None:
+    await connection.client._send_command(b"NONSENSE\r\n")
+    await connection.client._flush_pending()
+
+
+async def test_a_client_that_cannot_take_over_is_not_the_last(own_nats: ServerProcess) -> None:
+    clients: list[Client] = []
+
+    async def equip(client: Client) -> None:
+        clients.append(client)
+        if len(clients) == 2:
+            raise ValueError("an error that nobody foresaw")
+
+    connection = NatsConnection([own_nats.url], "a", ServiceMetrics(), Logger(Level.ERROR), equip)
+    await connection.open(WAIT_S)
+    try:
+        await thrown_out(connection)
+        await until(lambda: len(clients) == 3 and connection.connected)
+        await connection.flush(WAIT_S)
+    finally:
+        await connection.close()
+
+
+async def test_a_client_that_was_lost_as_it_took_over_does_not_live_on(own_nats: ServerProcess) -> None:
+    """It would come back by itself, and everything would be received twice."""
+    clients: list[Client] = []
+
+    async def equip(client: Client) -> None:
+        clients.append(client)
+        if len(clients) == 2:
+            await asyncio.to_thread(own_nats.kill)
+            await until(lambda: not client.is_connected)
+
+    connection = NatsConnection([own_nats.url], "a", ServiceMetrics(), Logger(Level.ERROR), equip)
+    await connection.open(WAIT_S)
+    try:
+        await thrown_out(connection)
+        await until(lambda: not own_nats.alive)
+        await asyncio.to_thread(own_nats.start)
+        await until(lambda: len(clients) == 3 and connection.connected)
+        await until(lambda: clients[1].is_closed)
+        assert [client for client in clients if client.is_connected] == [clients[2]]
+    finally:
+        await connection.close()
 
 
 async def test_a_server_that_ends_in_order_is_found_again(own_nats: ServerProcess) -> None:
@@ -571,8 +635,7 @@ async def test_a_client_that_the_server_throws_out_comes_back(own_nats: ServerPr
         bus.on_connection(states.put_nowait)
         collector = Collector()
         await subscribed(bus, SUBJECT, collector)
-        await bus._connection.client._send_command(b"NONSENSE\r\n")
-        await bus._connection.client._flush_pending()
+        await thrown_out(bus._connection)
         assert await asyncio.wait_for(states.get(), WAIT_S) is False
         assert await asyncio.wait_for(states.get(), WAIT_S) is True
         await bus.flush(timeout_s=WAIT_S)
@@ -614,6 +677,30 @@ async def test_connecting_to_nobody_fails_in_time() -> None:
             ),
             WAIT_S,
         )
+
+
+@pytest.mark.parametrize(
+    "url", ["", "http://a:1", "nats://", "nats://a:1,", "nats://me:secret@a:x", "nats://[::1", "nats://a:1/x"]
+)
+async def test_a_malformed_url_is_refused(url: str) -> None:
+    with pytest.raises(ConfigError, match="nats_url") as failure:
+        await NatsBus.connect(
+            url, InstanceId("a"), 1, metrics=ServiceMetrics(), log=Logger(Level.ERROR), timeout_s=0.1
+        )
+    assert "secret" not in str(failure.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("nats://a:1, tls://me:secret@b:2", ["nats://a:1", "tls://me:secret@b:2"]),
+        ("nats://a", ["nats://a:4222"]),
+        ("a:1", ["nats://a:1"]),
+        ("nats://[::1]", ["nats://[::1]:4222"]),
+    ],
+)
+def test_scheme_and_port_may_be_left_out(url: str, expected: list[str]) -> None:
+    assert server_urls(url) == expected
 
 
 async def test_user_and_password_in_the_url(tmp_path: object) -> None:

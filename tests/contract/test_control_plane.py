@@ -359,6 +359,27 @@ def _compact(server: ServerProcess) -> None:
     etcd.close()
 
 
+async def test_a_watch_outlives_an_error_that_nobody_foresaw(
+    etcd: ServerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its thread would end without a word, and the registry stand still for good."""
+    list_keys = etcd_control._list
+    calls = 0
+
+    def broken_once(client: object, prefix: str) -> tuple[int, Listing]:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            raise ValueError("broken")
+        return list_keys(client, prefix)
+
+    monkeypatch.setattr(etcd_control, "_list", broken_once)
+    async with real_world(etcd.url) as world:
+        control = await world.connect()
+        events = control.watch_prefix(world.prefix)
+        assert await following(events) == Listing({})
+
+
 async def test_a_watcher_that_falls_behind_gets_a_new_listing(
     etcd: ServerProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -416,6 +437,12 @@ async def test_connecting_to_nobody_fails_in_time() -> None:
 async def test_a_malformed_url_is_refused(url: str) -> None:
     with pytest.raises(ConfigError, match="etcd_url"):
         await connected(url)
+
+
+async def test_a_url_that_is_refused_keeps_its_password() -> None:
+    with pytest.raises(ConfigError, match="etcd_url") as failure:
+        await connected("http://me:secret@a:1")
+    assert "secret" not in str(failure.value)
 
 
 async def test_no_thread_or_process_stays_behind(etcd: ServerProcess) -> None:

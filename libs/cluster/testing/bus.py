@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 
 from cluster import subjects
 from cluster.bus import Handler
-from cluster.delivery import HandlerRunner, RawMessage, Respond, Stamp, read_reply
+from cluster.delivery import HandlerRunner, RawMessage, Respond, Stamp, read_reply, tell_connection
 from cluster.errors import (
     DeadlineError,
     DisconnectedError,
@@ -197,8 +197,7 @@ class FakeBus:
             return
         self._connected = connected
         self.metrics.bus_connected.set(connected)
-        for callback in self._callbacks:
-            callback(connected)
+        tell_connection(self._callbacks, connected, self.log)
 
 
 class _FakeSubscription:

@@ -47,6 +47,7 @@ def test_secrets_are_blanked() -> None:
         "no server at nats://me:s3cret@host:4222",
         url="tls://s3cret@host",
         error=OSError("http://u:s3cret@etcd:1 refused"),
+        at_sign="nats://u:p@s3cret@h:1,nats://u:s3cret@i:2",
         authorization="Bearer s3cret",
         headers={"authorization": "Bearer s3cret", "host": ["http://u:s3cret@h"]},
         config=ServiceConfig(cluster_secret="s3cret", nats_url="nats://u:s3cret@h"),
