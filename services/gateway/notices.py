@@ -84,7 +84,7 @@ class Notices:
         self._log.warning(
             "notice given up",
             kind=type(key.notice).__name__,
-            instance=key.instance,
+            peer=key.instance,
             request_id=key.notice.request_id,
             detail=detail,
         )

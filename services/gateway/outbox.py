@@ -66,8 +66,8 @@ class Outbox:
             self._changed.set()
 
     async def take(self) -> Piece:
-        """Wait for something and return all there is. A failure is raised as ApiError, after the text
-        that came before it."""
+        """Wait for something and return all there is. A failure is raised as ApiError, after what
+        came before it."""
         await self._changed.wait()
         self._changed.clear()
         text, token_ids = "".join(self._texts), self._token_ids
@@ -76,7 +76,7 @@ class Outbox:
         self._text_chars = 0
         if not isinstance(self._end, ApiError):
             return Piece(text, token_ids, self._end)
-        if not text:
+        if not text and not token_ids:
             raise self._end
         self._changed.set()
         return Piece(text, token_ids)

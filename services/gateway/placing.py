@@ -73,11 +73,13 @@ async def ask_placement(
         answer = await _ask_conductors(bus, question, trace, timeout_s)
     except MoonpoolError as error:
         return Unscheduled(question.attempt, f"no conductor answered: {error}")
-    if isinstance(answer, Placement) and answer.request_id == question.request_id:
-        return Placed(answer)
-    if isinstance(answer, Rejection) and answer.request_id == question.request_id:
-        return NotPlaced(answer)
-    return Unscheduled(question.attempt, f"a conductor answered with {type(answer).__name__}")
+    if not isinstance(answer, Placement | Rejection):
+        return Unscheduled(question.attempt, f"a conductor answered with {type(answer).__name__}")
+    if (answer.request_id, answer.attempt) != (question.request_id, question.attempt):
+        # As an answer it would be out of date, and no other would ever come.
+        kind = type(answer).__name__
+        return Unscheduled(question.attempt, f"a conductor answered with the {kind} of another attempt")
+    return Placed(answer) if isinstance(answer, Placement) else NotPlaced(answer)
 
 
 async def _ask_conductors(

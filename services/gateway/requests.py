@@ -16,7 +16,6 @@ from cluster.errors import ProtocolError
 from cluster.logs import Logger
 from cluster.messages import (
     Cancel,
-    FailedEntry,
     Finish,
     FinishEntry,
     StreamBatch,
@@ -168,7 +167,10 @@ class Requests:
             else:
                 self._malformed(sender, tokens)
         for finish in batch.finished:
-            self._take(finish.request_id, sender, answer.FinishCame(sender, finish))
+            if finish.output_tokens >= 0:
+                self._take(finish.request_id, sender, answer.FinishCame(sender, finish))
+            else:
+                self._malformed(sender, finish)
         for failed in batch.failed:
             self._take(failed.request_id, sender, answer.FailureCame(sender, failed))
 
@@ -187,7 +189,7 @@ class Requests:
                 case answer.TellFinish(instance, attempt, output_tokens):
                     self._notices.send(instance, Finish(request_id, attempt, output_tokens), None)
 
-    def _malformed(self, sender: InstanceId, entry: TokensEntry | FinishEntry | FailedEntry) -> None:
+    def _malformed(self, sender: InstanceId, entry: TokensEntry | FinishEntry) -> None:
         self._metrics.stray_entries.inc()
         self._log.warning("stream entry dropped", sender=sender, request_id=entry.request_id)
 

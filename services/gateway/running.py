@@ -111,10 +111,13 @@ class RunningRequest:
 
     def take(self, event: Event) -> None:
         """What happened, for the machine; its effects are carried out, in order, before this returns,
-        questions and notices being started."""
-        self.state, effects = answer.step(self.state, event, self._loop.time())
-        for effect in effects:
-            self._carry_out(effect)
+        questions and notices being started. A bug on the way ends this request and harms no other."""
+        try:
+            self.state, effects = answer.step(self.state, event, self._loop.time())
+            for effect in effects:
+                self._carry_out(effect)
+        except Exception as error:
+            self._break(error)
 
     def fail(self, error: ApiError) -> None:
         """End it for a reason of the gateway's own: all instances are told, the client gets `error`."""
@@ -217,10 +220,15 @@ class RunningRequest:
 
     def _answered(self, outcome: Event | Exception | None) -> None:
         if isinstance(outcome, Exception):
-            self._log.exception("question failed", outcome, request_id=self.order.request_id)
-            self.fail(ApiError(INTERNAL, "the gateway failed; see its log by the request id"))
+            self._break(outcome)
         elif outcome is not None:
             self.take(outcome)
+
+    def _break(self, error: Exception) -> None:
+        self._log.exception("request failed", error, request_id=self.order.request_id)
+        self.outbox.end(ApiError(INTERNAL, "the gateway failed; see its log by the request id"))
+        if self.state.phase is not answer.Phase.ENDED:
+            self.take(answer.ClientGone())
 
     def _too_slow(self) -> ApiError:
         message = f"more than {self._limits.unsent_chars_max} characters wait for the client to read"

@@ -21,15 +21,28 @@ from cluster import subjects
 from cluster.delivery import RawMessage
 from cluster.errors import NoResponderError
 from cluster.logs import Level, Logger
-from cluster.messages import Cancel, Finish, PromptPart, RefusalReason, Refused, Resume, StreamBatch, Submit
+from cluster.messages import (
+    Cancel,
+    Finish,
+    FinishEntry,
+    PromptPart,
+    RefusalReason,
+    Refused,
+    Resume,
+    StreamBatch,
+    Submit,
+    TokensEntry,
+)
 from cluster.metrics import ServiceMetrics
 from cluster.testing.bus import FakeBroker
+from gateway.answer_text import AnswerText
 from gateway.metrics import GatewayMetrics
 from gateway.notices import NOTICE_TRIES_MAX, Notices
 from gateway.requests import GatewayLimits
 from gateway.running import PLACE_AGAIN_BACKOFF_S, RequestLimits
+from gateway.text import pack_token_ids
 from kvindex.core import InstanceId
-from policy.core import FinishReason, Placement, RequestId
+from policy.core import FinishReason, Placement, Rejection, RejectReason, RequestId
 
 pytestmark = pytest.mark.unit
 
@@ -130,6 +143,31 @@ async def test_a_bug_in_the_gateway_is_500_and_gives_everything_back(cluster, mo
     assert (await asking)[0] == 200
 
 
+async def test_a_bug_at_one_request_costs_no_other_its_tokens(cluster, monkeypatch) -> None:
+    """Both are in one message of decode, the broken one first."""
+    feed = AnswerText.feed
+
+    def broken(text, token_ids):
+        if token_ids == ids("no"):
+            raise ZeroDivisionError
+        return feed(text, token_ids)
+
+    monkeypatch.setattr(AnswerText, "feed", broken)
+    (unlucky, first), (lucky, second) = await begin(cluster), await begin(cluster)
+    tokens, finished = [], []
+    for submit, text in ((first, "no"), (second, "yes")):
+        work, count = submit.work, len(ids(text))
+        tokens.append(TokensEntry(work.request_id, work.attempt, 0, 0, pack_token_ids(ids(text))))
+        finished.append(FinishEntry(work.request_id, work.attempt, 0, count, FinishReason.LENGTH))
+    batch = StreamBatch(tokens=tuple(tokens), finished=tuple(finished))
+    await cluster.decode.bus.publish(subjects.stream(GATEWAY), batch)
+    async with asyncio.timeout(5):
+        assert (await unlucky)[0] == 500
+        status, answer = await lucky
+    assert (status, content(answer)) == (200, "yes")
+    assert await cluster.decode.notices.get() == Cancel(first.work.request_id, 0)
+
+
 async def test_a_lost_instance_is_replaced(cluster) -> None:
     token_ids = ids("The quick brown fox")
     reply, _ = await begin_stream(cluster, token_ids[:4])
@@ -189,6 +227,7 @@ async def test_bad_entries_harm_nobody(cluster) -> None:
     await cluster.decode.bus.publish(subjects.stream(GATEWAY), Cancel(work.request_id, 0))
     await cluster.decode.bus.publish(subjects.stream(GATEWAY), whole)
     await cluster.decode.tokens(submit, [-1, 2**31 - 1], 0)
+    await cluster.decode.finish(submit, -1)
     await cluster.decode.tokens(submit, good, 2)
     await cluster.decode.finish(submit, 2 + len(good))
     status, answer = await asking
@@ -261,6 +300,20 @@ async def test_an_external_scheduler_that_talks_nonsense_is_503(cluster) -> None
     status, answer = await cluster.chat()
     assert status == 503
     assert "Placement" in answer["error"]["message"]
+
+
+@pytest.mark.parametrize("answer_class", [Placement, Rejection])
+async def test_a_scheduler_that_answers_another_attempt_is_503(cluster, answer_class) -> None:
+    async def nonsense(request):
+        if answer_class is Placement:
+            return Placement(request.request_id, request.attempt + 1, PREFILL, DECODE)
+        return Rejection(request.request_id, request.attempt + 1, RejectReason.OVERLOADED, "full", 1.0)
+
+    cluster.place = nonsense
+    async with asyncio.timeout(5):
+        status, answer = await cluster.chat()
+    assert status == 503
+    assert "attempt" in answer["error"]["message"]
 
 
 async def test_fifty_bad_requests_then_good_ones(cluster) -> None:
