@@ -21,6 +21,19 @@ EXIT_INTERRUPTED = 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    try:
+        try:
+            return _run(arguments)
+        finally:
+            # Here, and not at the interpreter's end, where nobody could say what it means.
+            sys.stdout.flush()
+    except BrokenPipeError:
+        # Whoever read our output is gone (`moonpool status | head`): nobody to tell, nothing to flush.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_FAILURE
+
+
+def _run(arguments: Sequence[str] | None) -> int:
     parser = OneLineParser(prog="moonpool", description="KV-cache-centric, disaggregated LLM serving.")
     add_commands(parser, COMMANDS)
     options = parser.parse_args(arguments)
@@ -33,8 +46,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        # Whoever read our output is gone (`moonpool status | head`): nobody to tell, nothing to flush.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise
+    except OSError as error:
+        # The machine refuses, by a file or an address that the text names.
+        print(f"{options.prog}: error: {error}", file=sys.stderr)
         return EXIT_FAILURE
 
 

@@ -38,10 +38,14 @@ class Api:
 
     def model(self) -> str:
         """Name of the model that is served."""
-        models = self.get("/models").get("data", [])
-        if not models:
+        models = self.get("/models").get("data")
+        if models == []:
             raise CommandError(f"{self.url} serves no model yet")
-        return str(models[0]["id"])
+        match models:
+            case [{"id": str(model)}, *_]:
+                return model
+            case _:
+                raise CommandError(f"{self.url}/models is no list of models; is this a Moonpool gateway?")
 
     def get(self, path: str) -> Json:
         with self._send("GET", path, None) as response:
@@ -73,11 +77,19 @@ class Api:
 
 
 def _connection(url: str, timeout_s: float) -> tuple[HTTPConnection, str]:
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise UsageError(f"--url must look like http://127.0.0.1:8000/v1, not {url!r}")
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        raise _malformed(url) from None
+    if parts.scheme not in ("http", "https") or not host:
+        raise _malformed(url)
     connection_class = HTTPSConnection if parts.scheme == "https" else HTTPConnection
-    return connection_class(parts.hostname, parts.port, timeout=timeout_s), parts.path.rstrip("/")
+    return connection_class(host, port, timeout=timeout_s), parts.path.rstrip("/")
+
+
+def _malformed(url: str) -> UsageError:
+    return UsageError(f"--url must look like http://127.0.0.1:8000/v1, not {url!r}")
 
 
 def _events(response: HTTPResponse) -> Iterator[Json]:

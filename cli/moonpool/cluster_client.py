@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from cluster import keys, subjects
 from cluster.bus import Bus
 from cluster.control import ControlPlane, Deleted, Listing, Put
-from cluster.errors import MoonpoolError, ProtocolError
+from cluster.errors import ConfigError, MoonpoolError, ProtocolError
 from cluster.logs import Level, Logger
 from cluster.messages import Describe, InstanceRecord
 from cluster.metrics import ServiceMetrics
 from cluster.wire import decode_record
 from kvindex.core import InstanceId
-from moonpool.errors import CommandError
+from moonpool.errors import CommandError, UsageError
 from policy.core import LoadSnapshot
 
 INCARNATION = 1
@@ -45,6 +45,8 @@ async def control_plane(etcd_url: str, *, timeout_s: float) -> AsyncIterator[Con
         control = await EtcdControl.connect(
             etcd_url, metrics=ServiceMetrics(), log=_quiet_log(), timeout_s=timeout_s
         )
+    except ConfigError as error:
+        raise UsageError(str(error)) from error
     except MoonpoolError as error:
         raise CommandError(str(error)) from error
     try:
@@ -62,6 +64,8 @@ async def bus(nats_url: str, *, timeout_s: float) -> AsyncIterator[Bus]:
         connected = await NatsBus.connect(
             nats_url, instance, INCARNATION, metrics=ServiceMetrics(), log=_quiet_log(), timeout_s=timeout_s
         )
+    except ConfigError as error:
+        raise UsageError(str(error)) from error
     except MoonpoolError as error:
         raise CommandError(str(error)) from error
     try:

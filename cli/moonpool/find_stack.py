@@ -1,4 +1,8 @@
-"""Where the running stack is: by flag, by environment, or from the file that `moonpool up` wrote."""
+"""Where the running stack is: by URL, by name, by environment, or the default one.
+
+A flag goes before the environment, also the one that names a local stack; `moonpool up` wrote down where
+that is.
+"""
 
 import argparse
 import os
@@ -28,28 +32,30 @@ def add_cluster_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def api_url(options: argparse.Namespace) -> str:
-    return _first(options.url, URL_VARIABLE, lambda: _running(options.name, "--url").url)
+    return _first(options, options.url, URL_VARIABLE, lambda name: _running(name, "--url").url)
 
 
 def cluster_urls(options: argparse.Namespace) -> tuple[str, str]:
     """URLs of NATS and of etcd."""
-    nats_url = _first(
-        options.nats_url, NATS_VARIABLE, lambda: _running(options.name, "--nats-url and --etcd-url").nats_url
+    instead = "--nats-url and --etcd-url"
+    return (
+        _first(options, options.nats_url, NATS_VARIABLE, lambda name: _running(name, instead).nats_url),
+        _first(options, options.etcd_url, ETCD_VARIABLE, lambda name: _running(name, instead).etcd_url),
     )
-    etcd_url = _first(
-        options.etcd_url, ETCD_VARIABLE, lambda: _running(options.name, "--nats-url and --etcd-url").etcd_url
-    )
-    return nats_url, etcd_url
 
 
 def _add_name(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--name", default=DEFAULT_NAME, help=f"the local stack of this --name (default {DEFAULT_NAME})"
-    )
+    parser.add_argument("--name", help=f"the local stack of this --name (default {DEFAULT_NAME})")
 
 
-def _first(flag: str | None, variable: str, from_stack: Callable[[], str]) -> str:
-    return flag or os.environ.get(variable) or from_stack()
+def _first(
+    options: argparse.Namespace, flag: str | None, variable: str, of_stack: Callable[[str], str]
+) -> str:
+    if flag:
+        return flag
+    if options.name:
+        return of_stack(options.name)
+    return os.environ.get(variable) or of_stack(DEFAULT_NAME)
 
 
 def _running(name: str, instead: str) -> StackState:

@@ -276,8 +276,9 @@ def find_model(name: str, report: Report) -> Path:
 
 def check_port(host: str, port: int) -> None:
     """CommandError where nobody could listen there."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        with socket.create_server((host, port)):
+        with socket.create_server((host, port), family=family):
             return
     except OSError as error:
         raise CommandError(

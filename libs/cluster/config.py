@@ -210,8 +210,12 @@ def _from_file(settings: Mapping[str, _Setting], path: Path, role: str) -> dict[
         raise ConfigError(f"config file {path}: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"config file {path}: {error}") from error
-    tables = (COMMON_TABLE, role, *Role)
+    tables = (COMMON_TABLE, *Role)
     for key, value in document.items():
+        if key not in tables and not isinstance(value, dict):
+            raise ConfigError(
+                f"config file {path}: {key} stands outside a table: put it under [{COMMON_TABLE}]"
+            )
         if key not in tables or not isinstance(value, dict):
             raise ConfigError(f"config file {path}: {key} is not one of the tables {', '.join(tables)}")
     values: dict[str, Any] = {}
@@ -222,11 +226,6 @@ def _from_file(settings: Mapping[str, _Setting], path: Path, role: str) -> dict[
             if key not in settings:
                 raise ConfigError(f"{where} is unknown{_hint(key, settings)}")
             values[key] = settings[key].check(value, where)
-    for key, value in document.items():
-        if not isinstance(value, dict):
-            raise ConfigError(
-                f"config file {path}: {key} stands outside a table: put it under [{COMMON_TABLE}]"
-            )
     return values
 
 

@@ -108,7 +108,17 @@ def test_nobody_there_is_one_clear_error() -> None:
         Api("http://127.0.0.1:1/v1", timeout_s=2).model()
 
 
-@pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://a/v1", "", "http://"])
+@pytest.mark.parametrize(
+    "url",
+    ["127.0.0.1:8000", "ftp://a/v1", "", "http://", "http://a:99999/v1", "http://a:x/v1", "http://[::1/v1"],
+)
 def test_a_url_of_another_form_is_refused(url: str) -> None:
     with pytest.raises(UsageError, match="--url"):
         Api(url).model()
+
+
+@pytest.mark.parametrize("body", [b'{"data": [{}]}', b'{"data": {"a": 1}}', b'{"data": ["x"]}'])
+def test_a_server_of_another_kind_is_named(server: ScriptedServer, body: bytes) -> None:
+    server.body = body
+    with pytest.raises(CommandError, match="no list of models"):
+        Api(server.url).model()

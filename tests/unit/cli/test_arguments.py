@@ -1,6 +1,8 @@
 import argparse
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -82,3 +84,50 @@ def test_loading_the_command_loads_no_torch() -> None:
     source = "import sys, moonpool.__main__; print({'torch', 'aiohttp', 'grpc'} & set(sys.modules) or 'none')"
     loaded = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True)
     assert loaded.stdout.strip() == "none"
+
+
+def command(*arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, "-m", "moonpool", *arguments],
+        capture_output=True,
+        text=True,
+        env=os.environ | environment,
+        timeout=60,
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "named"),
+    [
+        (("up", "--model", "tiny", "--port", "0"), 1, "moonpool-home"),
+        (("status",), 1, "moonpool-home"),
+        (("status", "--nats-url", "nats://a:x", "--etcd-url", "foo"), 2, "etcd_url"),
+        (("chat", "--url", "http://a:99999/v1", "hello"), 2, "--url"),
+    ],
+)
+def test_what_goes_wrong_outside_is_one_line(
+    arguments: tuple[str, ...], status: int, named: str, tmp_path: Path
+) -> None:
+    home = tmp_path / "moonpool-home"
+    home.write_text("a file where a folder should be")
+    ended = command(*arguments, MOONPOOL_HOME=str(home))
+    (line,) = ended.stderr.splitlines()
+    assert ended.returncode == status, line
+    assert line.startswith("moonpool ")
+    assert named in line
+
+
+@pytest.mark.parametrize("arguments", [("--help",), ("status", "--help")])
+def test_a_reader_that_goes_away_is_no_news(arguments: tuple[str, ...]) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    ended = subprocess.run(
+        [sys.executable, "-m", "moonpool", *arguments],
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        env=buffered,
+        timeout=60,
+    )
+    os.close(writer)
+    assert (ended.returncode, ended.stderr) == (1, b"")

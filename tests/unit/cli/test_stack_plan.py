@@ -127,3 +127,21 @@ def test_a_taken_port_and_a_host_of_others_are_named() -> None:
     check_port("127.0.0.1", port)
     with pytest.raises(CommandError, match=r"192\.0\.2\.1"):
         check_port("192.0.2.1", 0)
+
+
+def has_ipv6() -> bool:
+    try:
+        with socket.create_server(("::1", 0), family=socket.AF_INET6):
+            return True
+    except OSError:
+        return False
+
+
+@pytest.mark.skipif(not has_ipv6(), reason="no IPv6 here")
+def test_a_stack_may_listen_on_ipv6() -> None:
+    with socket.create_server(("::1", 0), family=socket.AF_INET6) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(CommandError, match=f"port {port}: Address already in use"):
+            check_port("::1", port)
+    check_port("::1", 0)
+    check_port("::", 0)

@@ -140,7 +140,7 @@ def test_a_wrong_variable_fails_by_name(name: str, value: str) -> None:
         ("[decode]\nthread = 1\n", ["[decode] thread", "unknown", "did you mean threads"]),
         ("[common]\nnonsense = 1\n", ["[common] nonsense", "unknown"]),
         ("[decod]\nthreads = 1\n", ["decod", "tables"]),
-        ("threads = 1\n", ["threads", "tables"]),
+        ("threads = 1\n", ["threads", "outside", "[common]"]),
         ("decode = 1\n", ["decode", "tables"]),
         ('[decode]\nthreads = "4"\n', ["threads", "an integer"]),
         ("[decode]\nthreads = true\n", ["threads", "an integer"]),
