@@ -5,13 +5,14 @@ decided by `policy.plan_step`; computing is the engine thread's.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
 
 from cluster.logs import Logger
 from engine.engine import SequenceStep
 from kvpool import BlockPool, NoBlocksError
+from policy.core import RequestId
 from policy.plan_step import DecodeWork, PrefillWork, StepLimits, StepPlan, plan_step
 from worker.engine_thread import EngineThread
 from worker.metrics import WorkerMetrics
@@ -69,11 +70,16 @@ class StepLoop:
         """Blocks came back: whoever waits for some is looked at again."""
         self._wake.set()
 
-    async def remove(self, sequence: Sequence) -> None:
-        """Take a sequence out; after this returns no step touches its blocks, and its owner hears nothing."""
+    def leave(self, sequence: Sequence) -> None:
+        """Take a sequence out: from now on its owner hears nothing. The step under way may still touch its
+        blocks, see `remove`."""
         sequence.owner = None
         self._sequences = [other for other in self._sequences if other is not sequence]
         self._preempted = [other for other in self._preempted if other is not sequence]
+
+    async def remove(self, sequence: Sequence) -> None:
+        """Take a sequence out; after this returns no step touches its blocks."""
+        self.leave(sequence)
         async with self._step_over:
             await self._step_over.wait_for(lambda: sequence not in self._in_step)
 
@@ -82,22 +88,26 @@ class StepLoop:
         while True:
             self._wake.clear()
             self._readmit()
-            plan = self._plan()
-            self._preempt(plan)
-            rows = self._rows(plan)
-            if not rows:
+            places = {RequestId(str(place)): sequence for place, sequence in enumerate(self._sequences)}
+            plan = self._plan(places)
+            self._preempt([places[place] for place in reversed(plan.preempted)])
+            rows = self._rows(plan, places)
+            if rows:
+                await self._step(rows)
+            elif not plan.preempted:
+                # Where all were preempted their own blocks may do for the first of them: nobody else
+                # would wake us then.
                 await self._wake.wait()
-                continue
-            await self._step(rows)
 
-    def _plan(self) -> StepPlan:
-        waiting = [PrefillWork(s.request_id, s.new_tokens) for s in self._sequences if not s.decodes]
-        running = [DecodeWork(s.request_id, s.needs_block) for s in self._sequences if s.decodes]
+    def _plan(self, places: Mapping[RequestId, Sequence]) -> StepPlan:
+        """The plan names sequences by their place: two attempts of one request may be here at once."""
+        waiting = [PrefillWork(place, s.new_tokens) for place, s in places.items() if not s.decodes]
+        running = [DecodeWork(place, s.needs_block) for place, s in places.items() if s.decodes]
         return plan_step(waiting, running, self._pool.available(), self._limits)
 
-    def _preempt(self, plan: StepPlan) -> None:
+    def _preempt(self, sequences: Rows[Sequence]) -> None:
         """The blocks of a preempted sequence go back to the pool, its KV is recomputed later."""
-        for sequence in [s for s in self._sequences if s.request_id in plan.preempted]:
+        for sequence in sequences:
             self._log.info("preempted", request_id=sequence.request_id)
             self._metrics.preemptions.inc()
             sequence.give_back(self._pool)
@@ -105,28 +115,29 @@ class StepLoop:
             self._preempted.append(sequence)
 
     def _readmit(self) -> None:
-        """Preempted sequences come back oldest first, each with room for one more block."""
+        """Preempted sequences come back oldest first, each with room for one more block, unless it has
+        all blocks that there are."""
+        blocks = self._pool.stats().blocks
         while self._preempted:
             sequence = self._preempted[0]
             try:
-                sequence.take_blocks(self._pool, spare_blocks=1)
+                sequence.take_blocks(self._pool, spare_blocks=min(1, blocks - sequence.blocks_needed()))
             except NoBlocksError:
                 return
             self._preempted.pop(0)
             self._sequences.append(sequence)
 
-    def _rows(self, plan: StepPlan) -> list[Row]:
-        by_id = {sequence.request_id: sequence for sequence in self._sequences}
+    def _rows(self, plan: StepPlan, places: Mapping[RequestId, Sequence]) -> list[Row]:
         rows = []
-        for request_id in plan.decodes:
-            sequence = by_id[request_id]
+        for place in plan.decodes:
+            sequence = places[place]
             if sequence.needs_block:
                 fresh = self._pool.allocate(1)
                 sequence.block_ids += fresh
                 sequence.unclear_block_ids += fresh
             rows.append(Row(sequence, 1, samples=True))
         for chunk in plan.prefills:
-            sequence = by_id[chunk.request_id]
+            sequence = places[chunk.request_id]
             rows.append(Row(sequence, chunk.tokens, samples=chunk.tokens == sequence.new_tokens))
         return rows
 
