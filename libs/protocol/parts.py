@@ -22,6 +22,10 @@ class PartsError(ValueError):
     """A part does not fit: the message names the field and the limit."""
 
 
+class PartsFullError(PartsError):
+    """There is no room for the part now; nothing is wrong with it."""
+
+
 def split(token_ids: bytes) -> list[bytes]:
     """`token_ids` in parts of at most PART_BYTES_MAX, cut between tokens; none where one message will do."""
     if len(token_ids) <= PART_BYTES_MAX:
@@ -58,23 +62,22 @@ class PartBuffer:
         collected = self._collected.get(key)
         if collected is None:
             if len(self._collected) >= BUFFERED_REQUESTS_MAX:
-                raise PartsError(f"parts of {BUFFERED_REQUESTS_MAX} requests are waiting already")
+                raise PartsFullError(f"parts of {BUFFERED_REQUESTS_MAX} requests are waiting already")
             collected = self._collected[key] = _Collected(now_s, part.parts)
         if collected.parts != part.parts:
             raise PartsError(f"parts is {part.parts}, was {collected.parts} before")
         if part.part in collected.received:
             return
         if self._bytes + len(part.token_ids) > BUFFERED_BYTES_MAX:
-            raise PartsError(f"more than {BUFFERED_BYTES_MAX} bytes of parts are waiting")
+            raise PartsFullError(f"more than {BUFFERED_BYTES_MAX} bytes of parts are waiting")
         collected.received[part.part] = part.token_ids
         self._bytes += len(part.token_ids)
 
     def take(self, request_id: RequestId, attempt: int, parts: int) -> bytes:
         """The whole prompt, which leaves the buffer. Raises PartsError where a part is missing."""
-        collected = self._collected.pop((request_id, attempt), None)
+        collected = self._drop((request_id, attempt))
         if collected is None:
             raise PartsError(f"prompt_parts is {parts}, but no part came before it")
-        self._bytes -= sum(map(len, collected.received.values()))
         if collected.parts != parts or len(collected.received) != parts:
             raise PartsError(f"prompt_parts is {parts}, but {len(collected.received)} parts came before it")
         return b"".join(collected.received[part] for part in range(parts))
@@ -89,7 +92,17 @@ class PartBuffer:
     def buffered_bytes(self) -> int:
         return self._bytes
 
+    def discard(self, request_id: RequestId, attempt: int) -> None:
+        """Let go of the parts of an attempt that will not be done here."""
+        self._drop((request_id, attempt))
+
     def expire(self, now_s: float) -> None:
         """Let go of parts whose request never came."""
         for key in [k for k, c in self._collected.items() if now_s - c.since_s > BUFFERED_S_MAX]:
-            self._bytes -= sum(map(len, self._collected.pop(key).received.values()))
+            self._drop(key)
+
+    def _drop(self, key: PartKey) -> _Collected | None:
+        collected = self._collected.pop(key, None)
+        if collected is not None:
+            self._bytes -= sum(map(len, collected.received.values()))
+        return collected

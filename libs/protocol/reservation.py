@@ -16,6 +16,8 @@ RESERVATION_TTL_S = 10.0
 """A reservation that is not renewed or committed ends after this; a tombstone is kept as long."""
 RETENTION_S_MAX = 60.0
 """Tokens of a complete answer are kept for the gateway this long, or until it says finish."""
+TELL_END_AGAIN_S = 2.0
+"""Until then the gateway is told of the end this often: nothing else would show it that the end was lost."""
 
 
 class Phase(StrEnum):
@@ -39,6 +41,7 @@ class Hold:
     bytes_to_write: int = 0
     blocks_to_write: int = 0
     closed_by: RefusalReason = RefusalReason.UNKNOWN
+    tell_end_at_s: float = 0.0
 
 
 # --- admission ----------------------------------------------------------------------------------
@@ -170,6 +173,11 @@ class StopAndFree:
 
 
 @dataclass(frozen=True, slots=True)
+class TellEnd:
+    """The gateway has not said finish: tell it again that the answer has ended."""
+
+
+@dataclass(frozen=True, slots=True)
 class ForgetTokens:
     """Nobody will ask for the emitted tokens again."""
 
@@ -179,7 +187,7 @@ class Forget:
     """The tombstone's time is over: drop the record."""
 
 
-Effect = Reply | StartDecoding | RevokeAndFree | StopAndFree | ForgetTokens | Forget
+Effect = Reply | StartDecoding | RevokeAndFree | StopAndFree | TellEnd | ForgetTokens | Forget
 Outcome = tuple[Hold, tuple[Effect, ...]]
 
 
@@ -202,7 +210,8 @@ def step(hold: Hold, event: Event, now_s: float) -> Outcome:
         case AnswerEnded():
             if hold.phase is not Phase.RUNNING:
                 return hold, ()
-            return replace(hold, phase=Phase.ENDED, ends_at_s=now_s + RETENTION_S_MAX), ()
+            ended = replace(hold, phase=Phase.ENDED, ends_at_s=now_s + RETENTION_S_MAX)
+            return replace(ended, tell_end_at_s=now_s + TELL_END_AGAIN_S), ()
         case TimePassed():
             return _time(hold, now_s)
 
@@ -237,6 +246,8 @@ def _commit(hold: Hold, event: CommitAsked) -> Outcome:
 
 
 def _time(hold: Hold, now_s: float) -> Outcome:
+    if hold.phase is Phase.ENDED and hold.tell_end_at_s <= now_s < hold.ends_at_s:
+        return replace(hold, tell_end_at_s=now_s + TELL_END_AGAIN_S), (TellEnd(),)
     if now_s < hold.ends_at_s or hold.phase is Phase.RUNNING:
         return hold, ()
     if hold.phase is Phase.CLOSED:

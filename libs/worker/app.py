@@ -10,7 +10,7 @@ from cluster.messages import Accepted, Cancel, InstanceRecord, PromptPart, Refus
 from cluster.service import ServiceContext
 from kvindex.core import InstanceId
 from policy.core import InstanceState, LoadSnapshot, Role
-from protocol.parts import PartBuffer, PartsError
+from protocol.parts import PartBuffer, PartsError, PartsFullError
 from worker.config import WorkerConfig
 from worker.decode_duty import DecodeDuty
 from worker.node import Node
@@ -38,9 +38,9 @@ class WorkerApp:
         await self._node.start()
         for duty in (self._prefill, self._decode):
             if duty is not None:
-                self._node.spawn(duty.run(), type(duty).__name__)
-        self._node.spawn(self._watch_gateways(), "watch gateways")
-        self._node.spawn(self._expire_parts(), "expire parts")
+                self._node.keep_running(duty.run(), type(duty).__name__)
+        self._node.keep_running(self._watch_gateways(), "watch gateways")
+        self._node.keep_running(self._expire_parts(), "expire parts")
         return self._context.record(
             model=self._node.model,
             blocks=self._node.pool.stats().blocks,
@@ -84,8 +84,13 @@ class WorkerApp:
         """Both duties refuse what is new; a prefill that hands over to itself ends first."""
         self._state = InstanceState.DRAINING
         self._context.load_changed()
-        duties = [duty for duty in (self._prefill, self._decode) if duty is not None]
-        await asyncio.gather(*(duty.drain(deadline_s) for duty in duties))
+        ends_at_s = self._node.now_s() + deadline_s
+        if self._decode is not None:
+            self._decode.refuse_new()
+        if self._prefill is not None:
+            await self._prefill.drain(deadline_s)
+        if self._decode is not None:
+            await self._decode.drain(max(0.0, ends_at_s - self._node.now_s()))
 
     async def close(self) -> None:
         await self._node.close()
@@ -96,6 +101,7 @@ class WorkerApp:
         for duty in (self._prefill, self._decode):
             if duty is not None:
                 duty.cancel(cancel.request_id, cancel.attempt)
+        self._parts.discard(cancel.request_id, cancel.attempt)
         return Accepted(cancel.request_id, cancel.attempt)
 
     async def _on_resume(self, received: Received) -> Accepted | Refused:
@@ -113,6 +119,8 @@ class WorkerApp:
         assert isinstance(part, PromptPart)
         try:
             self._parts.add(part, self._node.now_s())
+        except PartsFullError as error:
+            return Refused(part.request_id, part.attempt, RefusalReason.QUEUE_FULL, str(error), 1.0)
         except PartsError as error:
             return Refused(part.request_id, part.attempt, RefusalReason.BAD_REQUEST, str(error))
         return Accepted(part.request_id, part.attempt)

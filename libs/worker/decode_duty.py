@@ -24,14 +24,14 @@ from cluster.messages import (
 )
 from kvindex.core import InstanceId
 from kvpool import NoBlocksError
-from kvtransfer import Grant, checksum
+from kvtransfer import Grant, TransferError, checksum
 from policy.core import RequestId, RunningRequest
 from protocol import reservation
 from protocol.parts import PartBuffer, PartsError
 from protocol.reservation import Admit, Hold, Phase
 from worker.handover import block_ranges
 from worker.held import HeldRequest
-from worker.intake import WorkError, check_work
+from worker.intake import WorkError, check_commit, check_work
 from worker.node import Node
 from worker.sequence import Sequence
 
@@ -83,10 +83,14 @@ class DecodeDuty:
             for held in list(self._held.values()):
                 self._feed(held, reservation.TimePassed())
 
+    def refuse_new(self) -> None:
+        """From now on no new reservation is given; what is prefilled here may still be adopted."""
+        self._draining = True
+
     async def drain(self, timeout_s: float) -> None:
         """Refuse new reservations and wait until every answer was taken; what is left then is handed
         back to its gateway, which places it elsewhere."""
-        self._draining = True
+        self.refuse_new()
         try:
             async with asyncio.timeout(timeout_s):
                 while any(held.hold.phase is not Phase.CLOSED for held in self._held.values()):
@@ -97,12 +101,20 @@ class DecodeDuty:
                 if held.hold.phase is Phase.RUNNING:
                     held.failed("the instance drains")
 
-    def adopt(self, sequence: Sequence, first_token_id: int) -> None:
-        """Coupled: a sequence that was prefilled here decodes on; it is in the step loop already."""
+    def adopt(self, sequence: Sequence, first_token_id: int) -> bool:
+        """Coupled: a sequence that was prefilled here decodes on; it is in the step loop already.
+
+        False, and nothing was taken over, where this attempt was given up for a later one."""
+        known = self._held.get(sequence.request_id)
+        if known is not None:
+            if known.hold.attempt >= sequence.work.attempt:
+                return False
+            self._feed(known, reservation.CancelAsked(known.hold.attempt))
         hold = reservation.adopted(sequence.request_id, sequence.work.attempt, self._node.now_s())
         held = self._remember(hold, sequence)
         sequence.owner = held
         held.tell_tokens(sequence.output_tokens - 1, (first_token_id,), sequence.cached_tokens)
+        return True
 
     def cancel(self, request_id: RequestId, attempt: int) -> None:
         """Drop everything of this request up to `attempt`; what comes late meets a tombstone."""
@@ -139,6 +151,7 @@ class DecodeDuty:
             self._feed(held, reservation.CancelAsked(held.hold.attempt))
         refusal = self._second_admission()
         if refusal is not None:
+            self._parts.discard(work.request_id, work.attempt)
             return Refused(work.request_id, work.attempt, refusal, retry_after_s=1.0)
         try:
             prompt = self._parts.prompt_of(work)
@@ -151,7 +164,12 @@ class DecodeDuty:
             return Refused(work.request_id, work.attempt, error.reason, error.detail)
         except NoBlocksError as error:
             return Refused(work.request_id, work.attempt, RefusalReason.NO_BLOCKS, str(error), 1.0)
-        return self._hold(reserve, sequence)
+        try:
+            return self._hold(reserve, sequence)
+        except TransferError as error:
+            sequence.give_back(self._node.pool)
+            reason = RefusalReason.QUEUE_FULL if error.retryable else RefusalReason.BAD_REQUEST
+            return Refused(work.request_id, work.attempt, reason, str(error))
 
     def _second_admission(self) -> RefusalReason | None:
         """Load may have changed since the conductor placed the request (DESIGN §3 step 5)."""
@@ -160,10 +178,14 @@ class DecodeDuty:
         holding_max = HOLDING_PER_BATCH_MAX * self._node.config.batch_requests_max
         if len(self.running()) >= holding_max or len(self._held) >= HOLDS_MAX:
             return RefusalReason.QUEUE_FULL
+        if self._node.steps.preempted:
+            # Who waits for blocks to come back goes first, or never would.
+            return RefusalReason.NO_BLOCKS
         return None
 
     def _hold(self, reserve: Reserve, sequence: Sequence) -> Reserved:
-        """Grant the blocks that are to be written: those after the held prefix, without the spare one."""
+        """Grant the blocks that are to be written: those after the held prefix, without the spare one.
+        Raises TransferError, with nothing remembered."""
         node = self._node
         held_blocks = sequence.stored_blocks
         prompt_blocks = sequence.blocks_needed()
@@ -195,6 +217,10 @@ class DecodeDuty:
     async def _on_commit(self, received: Received) -> Accepted | Refused:
         commit = received.body
         assert isinstance(commit, Commit)
+        try:
+            check_commit(commit, self._node.work_limits)
+        except WorkError as error:
+            return Refused(commit.request_id, commit.attempt, error.reason, error.detail)
         held = self._held.get(commit.request_id)
         if held is None or held.hold.phase is not Phase.RESERVED or held.grant is None:
             return self._ask(commit, reservation.CommitAsked(commit, 0, ""))
@@ -249,11 +275,15 @@ class DecodeDuty:
                 case reservation.Reply(message):
                     reply = message
                 case reservation.StartDecoding(commit):
-                    self._node.spawn(self._start(held, commit), "start decoding")
+                    self._node.spawn(self._start(held, commit), "start decoding", held.failed)
                 case reservation.RevokeAndFree() | reservation.StopAndFree():
                     assert held.sequence is not None
+                    # At once: a step that ends in this turn of the event loop tells a closed record nothing.
+                    self._node.steps.leave(held.sequence)
                     self._node.spawn(self._free(held.sequence, held.grant), "free")
                     held.sequence = None
+                case reservation.TellEnd():
+                    held.tell_end()
                 case reservation.ForgetTokens():
                     held.sequence = None
                 case reservation.Forget():

@@ -44,7 +44,9 @@ class HeldRequest:
             self.ended(self)
 
     def failed(self, detail: str) -> None:
-        work = self._open().work
+        if self.sequence is None:
+            return
+        work = self.sequence.work
         self.outbox.put(work.gateway, FailedEntry(work.request_id, work.attempt, True, detail))
         self.broken(self)
 
@@ -60,6 +62,10 @@ class HeldRequest:
         for start in range(max(0, from_index), sequence.output_tokens, TOKENS_PER_ENTRY_MAX):
             first = sequence.work.prompt_tokens + start
             self.tell_tokens(start, tuple(sequence.token_ids[first : first + TOKENS_PER_ENTRY_MAX]))
+        self.tell_end()
+
+    def tell_end(self) -> None:
+        """The end, where it was reached; after it nothing follows that would show that it was lost."""
         if self.ending is not None:
             self._tell_finish(self.ending)
 

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from cluster.messages import RefusalReason, Work
+from cluster.messages import Commit, RefusalReason, Work
 from kvhash import BLOCK_TOKENS
 from protocol.order import TOKEN_ID_BYTES
 
@@ -45,6 +45,12 @@ def check_work(work: Work, prompt_token_ids: bytes, limits: WorkLimits) -> None:
     _check_size(work, limits)
     _check_token_ids("prompt_token_ids", prompt_token_ids, limits.vocab_size)
     _check_token_ids("output_token_ids", work.output_token_ids, limits.vocab_size)
+
+
+def check_commit(commit: Commit, limits: WorkLimits) -> None:
+    """Raises WorkError for a first token that is none: it would fail the steps of all who decode here."""
+    if not 0 <= commit.first_token_id < limits.vocab_size:
+        raise _bad(f"first_token_id is {commit.first_token_id}, must be 0 to {limits.vocab_size - 1}")
 
 
 def _check_sampling(work: Work) -> None:

@@ -83,9 +83,9 @@ class Node:
         self.cost = await self._profile()
         await self.endpoint.start()
         await self.reporter.start()
-        self.spawn(self.steps.run(), "steps")
-        self.spawn(self.outbox.run(), "outbox")
-        self.spawn(self.reporter.run(), "pool reporter")
+        self.keep_running(self.steps.run(), "steps")
+        self.keep_running(self.outbox.run(), "outbox")
+        self.keep_running(self.reporter.run(), "pool reporter")
 
     async def close(self) -> None:
         await self.outbox.flush()
@@ -103,9 +103,15 @@ class Node:
     def now_s(self) -> float:
         return asyncio.get_running_loop().time()
 
-    def spawn(self, work: Coroutine[Any, Any, None], what: str) -> None:
-        """Run `work` beside everything else; if it raises, that is logged and nothing else ends."""
-        task = asyncio.get_running_loop().create_task(self._guarded(work, what))
+    def keep_running(self, loop: Coroutine[Any, Any, None], what: str) -> None:
+        """Run a loop that the instance cannot do without: if it raises, the service ends."""
+        self.spawn(loop, what, self.context.fail)
+
+    def spawn(
+        self, work: Coroutine[Any, Any, None], what: str, failed: Callable[[str], None] | None = None
+    ) -> None:
+        """Run `work` beside everything else; if it raises, that is logged and `failed(detail)` called."""
+        task = asyncio.get_running_loop().create_task(self._guarded(work, what, failed))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -125,11 +131,15 @@ class Node:
         """Have `callback()` called whenever blocks were stored or came back."""
         self._pool_callbacks.append(callback)
 
-    async def _guarded(self, work: Coroutine[Any, Any, None], what: str) -> None:
+    async def _guarded(
+        self, work: Coroutine[Any, Any, None], what: str, failed: Callable[[str], None] | None
+    ) -> None:
         try:
             await work
-        except Exception:
+        except Exception as error:
             self.context.log.exception("task failed", task=what)
+            if failed is not None:
+                failed(f"{what} failed: {error!r}")
 
     async def _profile(self) -> CostCoefficients:
         block_ids = self.pool.allocate(min(PROFILE_BLOCKS_MAX, self.pool.available()))

@@ -29,7 +29,7 @@ class PrefillDuty:
     """`adopt` takes a sequence over that is to be decoded here (coupled)."""
 
     def __init__(
-        self, node: Node, parts: PartBuffer, adopt: Callable[[Sequence, int], None] | None = None
+        self, node: Node, parts: PartBuffer, adopt: Callable[[Sequence, int], bool] | None = None
     ) -> None:
         self._node = node
         self._parts = parts
@@ -91,11 +91,17 @@ class PrefillDuty:
         submit = received.body
         assert isinstance(submit, Submit)
         work = submit.work
-        if self.works_on(work.request_id, work.attempt):
+        ended_attempt = self._ended_attempts.get(work.request_id)
+        ended = ended_attempt is not None and work.attempt <= ended_attempt
+        if not ended and self.works_on(work.request_id, work.attempt):
             return Accepted(work.request_id, work.attempt)
-        refusal = self._refusal(work.request_id, work.attempt)
+        refusal = self._refusal(work.request_id, work.attempt, ended)
         if refusal is not None:
+            self._parts.discard(work.request_id, work.attempt)
             return refusal
+        if work.attempt > 0:
+            # The gateway gave up what is older; its cancel may still be on the way, or lost.
+            self.cancel(work.request_id, work.attempt - 1)
         try:
             prompt = self._parts.prompt_of(work)
             check_work(work, prompt, self._node.work_limits)
@@ -106,9 +112,8 @@ class PrefillDuty:
         self._enqueue(submit, prompt, received.trace)
         return Accepted(work.request_id, work.attempt)
 
-    def _refusal(self, request_id: RequestId, attempt: int) -> Refused | None:
-        ended_attempt = self._ended_attempts.get(request_id)
-        if ended_attempt is not None and attempt <= ended_attempt:
+    def _refusal(self, request_id: RequestId, attempt: int, ended: bool) -> Refused | None:
+        if ended:
             return Refused(request_id, attempt, RefusalReason.CANCELLED, "this attempt has ended here")
         if self._draining:
             return Refused(request_id, attempt, RefusalReason.DRAINING, "the instance drains", 1.0)

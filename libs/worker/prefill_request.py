@@ -50,7 +50,7 @@ class PrefillRequest:
         prompt: bytes,
         sequence: Sequence,
         trace: TraceContext | None,
-        adopt: Callable[[Sequence, int], None] | None,
+        adopt: Callable[[Sequence, int], bool] | None,
         left: Callable[["PrefillRequest"], None],
     ) -> None:
         self.sequence = sequence
@@ -120,7 +120,7 @@ class PrefillRequest:
     def _carry_out(self, effect: prefill.Effect) -> None:
         match effect:
             case prefill.AskReserve():
-                self._node.spawn(self._reserve(), "reserve")
+                self._node.spawn(self._reserve(), "reserve", self.failed)
             case prefill.Compute(reserved):
                 self._compute(reserved)
             case prefill.SendRenew(generation):
@@ -132,9 +132,10 @@ class PrefillRequest:
                 tokens = self.sequence.output_tokens
                 self._tell(FinishEntry(work.request_id, work.attempt, 0, tokens, reason))
             case prefill.FinishHandover():
-                self._node.spawn(self._finish_handover(), "handover")
+                self._node.spawn(self._finish_handover(), "handover", self.failed)
             case prefill.SendCommit(generation, first_token_id, handover):
-                self._node.spawn(self._commit(generation, first_token_id, handover), "commit")
+                commit = self._commit(generation, first_token_id, handover)
+                self._node.spawn(commit, "commit", self.failed)
             case prefill.CommitLocally():
                 self._commit_locally()
             case prefill.SendRelease(generation):
@@ -145,7 +146,7 @@ class PrefillRequest:
                 work = self._work
                 self._tell(FailedEntry(work.request_id, work.attempt, True, detail, culprit, reason))
             case prefill.Free():
-                self._node.spawn(self._free(), "free")
+                self._begin_free()
 
     async def _reserve(self) -> None:
         try:
@@ -162,8 +163,8 @@ class PrefillRequest:
         try:
             self._peer = await self._connect()
         except (MoonpoolError, TransferError) as error:
-            await self._release(answer.generation)
             self.feed(prefill.Failed(f"connect to {self._decode}: {error}", at_decode=True))
+            await self._release(answer.generation)
             return
         self.feed(prefill.ReserveAccepted(answer))
 
@@ -259,8 +260,10 @@ class PrefillRequest:
     def _commit_locally(self) -> None:
         assert self._adopt is not None, "a request was placed on itself at an instance that cannot decode"
         assert self._state.first_token_id is not None
-        self._adopt(self.sequence, self._state.first_token_id)
-        self._leave()
+        if self._adopt(self.sequence, self._state.first_token_id):
+            self._leave()
+        else:
+            self._begin_free()
 
     async def _release(self, generation: int) -> None:
         work = self._work
@@ -270,6 +273,10 @@ class PrefillRequest:
                 return
             except MoonpoolError as error:
                 self._node.context.log.info("release unanswered", **self._log_fields(str(error)))
+
+    def _begin_free(self) -> None:
+        self._node.steps.leave(self.sequence)
+        self._node.spawn(self._free(), "free")
 
     async def _free(self) -> None:
         """No step and no write uses the blocks any more; then they go back, the full ones cached."""
