@@ -76,7 +76,12 @@ class Life:
             report_load(context.bus, self._load, context.load_change, context.log)
         )
         self._registration = Registration(
-            record, context.control, context.metrics, context.log, ttl_s=context.config.lease_ttl_s
+            record,
+            context.control,
+            context.metrics,
+            context.log,
+            ttl_s=context.config.lease_ttl_s,
+            on_taken=self._name_taken,
         )
         context.registry.on_change(self._registry_changed)
         self._registration.start()
@@ -156,7 +161,10 @@ class Life:
             return
         record = self._context.registry.instances.get(self._context.instance)
         if record is not None and record.incarnation > self._context.incarnation:
-            self._context.fail(f"another process took the name {self._context.instance}")
+            self._name_taken()
+
+    def _name_taken(self) -> None:
+        self._context.fail(f"another process took the name {self._context.instance}")
 
 
 def dispatch(handlers: Mapping[type, Handler]) -> Handler:
