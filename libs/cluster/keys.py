@@ -5,7 +5,6 @@ from kvindex.core import InstanceId
 PREFIX = "/moonpool/v1"
 
 INSTANCES = f"{PREFIX}/instances/"
-CONFIG = f"{PREFIX}/config"
 SEED = f"{PREFIX}/seed"
 
 

@@ -146,8 +146,9 @@ async def serve(
             stack.push_async_callback(closing, "control plane", control.close, log)
             registry = Registry(control, metrics, log, grace_s=2 * config.lease_ttl_s)
             stack.push_async_callback(closing, "registry", registry.close, log)
-            await registry.start(timeout_s=config.connect_s_max)
-            seed = await control.put_if_absent(keys.SEED, secrets.token_bytes(SEED_BYTES))
+            seed = await unless_stopped(_join(registry, control, config.connect_s_max), stop.drain)
+            if seed is None:
+                return EXIT_OK
             context = ServiceContext(
                 instance=instance,
                 incarnation=incarnation,
@@ -193,6 +194,12 @@ async def connect_servers(
         )
         stack.pop_all()
         return bus, control
+
+
+async def _join(registry: Registry, control: ControlPlane, timeout_s: float) -> bytes:
+    """The cluster's seed, once it is known who is there."""
+    await registry.start(timeout_s=timeout_s)
+    return await control.put_if_absent(keys.SEED, secrets.token_bytes(SEED_BYTES))
 
 
 def instance_name(config: ServiceConfig, roles: tuple[Role, ...]) -> InstanceId:

@@ -26,10 +26,6 @@ class BodyReader:
         self._limits = limits
         self._held_bytes = 0
 
-    @property
-    def held_bytes(self) -> int:
-        return self._held_bytes
-
     @asynccontextmanager
     async def read(self, request: web.Request) -> AsyncIterator[bytes]:
         """The body, decompressed; it counts as held until the context is left. Raises ApiError."""

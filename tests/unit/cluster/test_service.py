@@ -283,6 +283,24 @@ async def test_a_stop_while_starting_needs_no_drain(cluster: Cluster) -> None:
     assert keys.instance(NAME) not in cluster.store.entries
 
 
+async def test_a_stop_while_the_registry_is_awaited_ends_it(cluster: Cluster) -> None:
+    """The control plane went away right after it was connected to."""
+
+    async def connect(*arguments: object) -> tuple[Bus, ControlPlane]:
+        connections = await cluster.connect(*arguments)
+        cluster.control.cut()
+        return connections
+
+    config = replace(CONFIG, connect_s_max=60.0)
+    running = asyncio.create_task(
+        serve(config, (Role.PREFILL,), cluster.build, cluster.stop, connect=connect)
+    )
+    await until(lambda: cluster.control is not None)
+    cluster.stop.ask()
+    assert await asyncio.wait_for(running, WAIT_S) == 0
+    assert cluster.app is None
+
+
 async def test_a_start_that_fails_ends_with_status_1_and_closes(cluster: Cluster) -> None:
     class BrokenApp(EchoApp):
         async def start(self) -> InstanceRecord:
