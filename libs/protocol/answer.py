@@ -9,8 +9,8 @@ from enum import StrEnum
 
 from cluster.messages import FailedEntry, FinishEntry, RefusalReason, TokensEntry
 from kvindex.core import InstanceId
-from policy.core import FinishReason, Placement, Rejection, RejectReason, RequestId
-from protocol.order import Fresh, Gap, Repeat, arrange
+from policy.core import FinishReason, Placement, Rejection, RejectReason, RequestId, SamplingParams
+from protocol.order import TOKEN_ID_BYTES, Fresh, Gap, Repeat, arrange
 
 PLACEMENT_ATTEMPTS_MAX = 4
 """Placements of one request, counting refusals and losses alike."""
@@ -37,6 +37,8 @@ class Answer:
 
     request_id: RequestId
     attempts_max: int = PLACEMENT_ATTEMPTS_MAX
+    sampling: SamplingParams | None = None
+    """Tells where the answer ends, should its finish be lost. None: only a finish does."""
     phase: Phase = Phase.PLACING
     attempt: int = 0
     placement: Placement | None = None
@@ -46,6 +48,8 @@ class Answer:
     """Decode spoke in this attempt: prefill is not needed any more."""
     announced_end: FinishEntry | None = None
     """A finish that overtook its last tokens."""
+    complete: FinishReason | None = None
+    """All tokens are there, only the finish is missing."""
     resume_asked_at_s: float | None = None
     unscheduled: int = 0
     """Questions for this placement that no conductor answered."""
@@ -289,7 +293,7 @@ def step(answer: Answer, event: Event, now_s: float) -> Outcome:
         case InstanceLost(instance):
             return _lost(answer, instance)
         case Reconnected():
-            return _resume(answer, now_s)
+            return _resume(replace(answer, resume_asked_at_s=None), now_s)
         case ClientGone():
             return replace(answer, phase=Phase.ENDED), _cancel_all(answer)
         case DeadlinePassed():
@@ -350,12 +354,24 @@ def _tokens(answer: Answer, sender: InstanceId, entry: TokensEntry, now_s: float
         case Gap():
             return _resume(answer, now_s)
         case Fresh(token_ids, first_index, next_index):
-            answer = replace(answer, next_index=next_index, resume_asked_at_s=None)
+            complete = _completed_by(answer, token_ids, next_index)
+            answer = replace(answer, next_index=next_index, complete=complete, resume_asked_at_s=None)
             deliver = Deliver(token_ids, first_index, entry.cached_tokens)
             if answer.announced_end is None or answer.announced_end.output_tokens > next_index:
                 return answer, (deliver,)
             ended, effects = _finish(answer, sender, answer.announced_end, now_s)
             return ended, (deliver, *effects)
+
+
+def _completed_by(answer: Answer, token_ids: bytes, next_index: int) -> FinishReason | None:
+    """Why the tokens that end with `token_ids` are all there will be, by the request's own sampling."""
+    sampling = answer.sampling
+    if sampling is None:
+        return None
+    last_token_id = int.from_bytes(token_ids[-TOKEN_ID_BYTES:], "little", signed=True)
+    if last_token_id in sampling.stop_token_ids and next_index > sampling.output_tokens_min:
+        return FinishReason.STOP
+    return FinishReason.LENGTH if next_index >= sampling.output_tokens_max else None
 
 
 def _finish(answer: Answer, sender: InstanceId, entry: FinishEntry, now_s: float) -> Outcome:
@@ -422,8 +438,11 @@ def _place_again(
     reason: RefusalReason | None = None,
     retry_after_s: float = RETRY_AFTER_S,
 ) -> Outcome:
-    """A new attempt that avoids `culprit`; what the old one holds is given back."""
+    """A new attempt that avoids `culprit`; what the old one holds is given back. Where only the finish
+    was lost there is nothing left to compute."""
     cancel = _cancel_all(answer)
+    if answer.complete is not None:
+        return _end(answer, cancel, Complete(answer.complete, answer.next_index))
     attempt = answer.attempt + 1
     if attempt >= answer.attempts_max:
         detail = f"gave up after {attempt} placements, the last one: {detail}"

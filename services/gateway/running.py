@@ -89,7 +89,9 @@ class RunningRequest:
         """
         self.order = order
         self.outbox = Outbox(limits.unsent_chars_max)
-        self.state = Answer(order.request_id, attempts_max=limits.placement_attempts_max)
+        self.state = Answer(
+            order.request_id, attempts_max=limits.placement_attempts_max, sampling=order.sampling
+        )
         self._text = text
         self._bus = bus
         self._notices = notices

@@ -1,11 +1,13 @@
 """The gateway's machine: attempts, order, ends, cancels."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from cluster.messages import FailedEntry, FinishEntry, RefusalReason, TokensEntry
 from kvindex.core import InstanceId
-from policy.core import FinishReason, Placement, Rejection, RejectReason, RequestId
+from policy.core import FinishReason, Placement, Rejection, RejectReason, RequestId, SamplingParams
 from protocol import answer
 from protocol.answer import Answer, Phase
 
@@ -204,6 +206,31 @@ def test_a_stop_string_tells_decode_to_finish_or_everyone_to_drop() -> None:
     assert effects[-2:] == [answer.TellFinish(DECODE, 0, 1), answer.Complete(FinishReason.STOP, 1)]
     _, effects = run(tokens(0, 5, sender=PREFILL), answer.StopMatched(1), state=running())
     assert effects[-2:] == [answer.TellCancel((PREFILL, DECODE), 0), answer.Complete(FinishReason.STOP, 1)]
+
+
+@pytest.mark.parametrize(
+    ("sampling", "reason"),
+    [
+        (SamplingParams(3), FinishReason.LENGTH),
+        (SamplingParams(9, stop_token_ids=(7,)), FinishReason.STOP),
+        (SamplingParams(9, stop_token_ids=(7,), output_tokens_min=3), None),
+        (SamplingParams(9), None),
+    ],
+)
+def test_a_lost_finish_is_no_reason_to_compute_again(
+    sampling: SamplingParams, reason: FinishReason | None
+) -> None:
+    start = replace(running(), sampling=sampling)
+    _, effects = run(tokens(0, 5, 6), tokens(2, 7), answer.InstanceLost(DECODE), state=start)
+    if reason is None:
+        assert of(effects, answer.AskPlacement)
+    else:
+        assert effects[-2:] == [answer.TellCancel((PREFILL, DECODE), 0), answer.Complete(reason, 3)]
+
+
+def test_two_outages_within_a_second_are_both_asked_about() -> None:
+    _, effects = run(answer.Reconnected(), answer.Reconnected(), state=running())
+    assert effects == [answer.AskResume(PREFILL, 0, 0)] * 2
 
 
 def test_a_deadline_ends_everywhere() -> None:
