@@ -205,6 +205,8 @@ def step(hold: Hold, event: Event, now_s: float) -> Outcome:
         case CancelAsked(attempt) | FinishAsked(attempt):
             if attempt < hold.attempt:
                 return hold, (_accept(hold),)
+            if hold.phase is Phase.CLOSED and attempt > hold.attempt:
+                return tombstone(hold.request_id, attempt, now_s), (_accept(hold),)
             closed, effects = _close(hold, RefusalReason.CANCELLED, now_s)
             return replace(closed, attempt=attempt), (*effects, _accept(hold))
         case AnswerEnded():

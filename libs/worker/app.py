@@ -93,6 +93,10 @@ class WorkerApp:
             await self._decode.drain(max(0.0, ends_at_s - self._node.now_s()))
 
     async def close(self) -> None:
+        """What was not drained is handed back: its gateways need not wait until they miss us."""
+        for duty in (self._prefill, self._decode):
+            if duty is not None:
+                duty.hand_back("the instance stops")
         await self._node.close()
 
     async def _on_cancel(self, received: Received) -> Accepted:

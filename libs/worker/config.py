@@ -3,6 +3,10 @@
 from dataclasses import dataclass, field
 
 from cluster.service import ServiceConfig
+from protocol.reservation import RESERVATION_TTL_S
+
+RESERVATION_TTL_S_MIN = 2.0
+"""Three renewals must fit, and renewals are looked at each half second."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +33,11 @@ class WorkerConfig(ServiceConfig):
     )
     reservation_ttl_s: float = field(
         default=10.0,
-        metadata={"help": "a reservation's life without renewal", "min": 0.1, "max": 600.0},
+        metadata={
+            "help": "a reservation's life without renewal",
+            "min": RESERVATION_TTL_S_MIN,
+            "max": RESERVATION_TTL_S,
+        },
     )
     transfer_fixed_s: float = field(
         default=0.001, metadata={"help": "assumed cost of a transfer, whatever its size", "min": 0.0}

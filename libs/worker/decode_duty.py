@@ -97,9 +97,14 @@ class DecodeDuty:
                     self._changed.clear()
                     await self._changed.wait()
         except TimeoutError:
-            for held in list(self._held.values()):
-                if held.hold.phase is Phase.RUNNING:
-                    held.failed("the instance drains")
+            self.hand_back("the instance drains")
+
+    def hand_back(self, detail: str) -> None:
+        """Give up what runs: its gateways are told, and place it elsewhere."""
+        self.refuse_new()
+        for held in list(self._held.values()):
+            if held.hold.phase is Phase.RUNNING:
+                held.failed(detail)
 
     def adopt(self, sequence: Sequence, first_token_id: int) -> bool:
         """Coupled: a sequence that was prefilled here decodes on; it is in the step loop already.
@@ -113,7 +118,7 @@ class DecodeDuty:
         hold = reservation.adopted(sequence.request_id, sequence.work.attempt, self._node.now_s())
         held = self._remember(hold, sequence)
         sequence.owner = held
-        held.tell_tokens(sequence.output_tokens - 1, (first_token_id,), sequence.cached_tokens)
+        held.tell_tokens(sequence.output_tokens - 1, (first_token_id,), sequence.cached_prompt_tokens)
         return True
 
     def cancel(self, request_id: RequestId, attempt: int) -> None:

@@ -32,6 +32,8 @@ from worker.step_loop import StepLoop
 
 PROFILE_BLOCKS_MAX = 256
 """Blocks lent to the engine's profile before anyone else uses the pool."""
+SETTLE_S_MAX = 1.0
+"""What frees, releases and the like that are under way get at close."""
 
 
 class Node:
@@ -74,6 +76,7 @@ class Node:
         )
         self.cost: CostCoefficients | None = None
         self.cached_tokens_total = 0
+        self._loops: set[asyncio.Task[None]] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._pool_callbacks: list[Callable[[], None]] = []
 
@@ -88,10 +91,16 @@ class Node:
         self.keep_running(self.reporter.run(), "pool reporter")
 
     async def close(self) -> None:
-        await self.outbox.flush()
-        for task in self._tasks:
+        try:
+            await self.outbox.flush()
+        except Exception:
+            self.context.log.exception("stream entries lost at close")
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=SETTLE_S_MAX)
+        left = [*self._tasks, *self._loops]
+        for task in left:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*left, return_exceptions=True)
         await self.reporter.close()
         await self.endpoint.close()
         await self.engine.close()
@@ -105,15 +114,13 @@ class Node:
 
     def keep_running(self, loop: Coroutine[Any, Any, None], what: str) -> None:
         """Run a loop that the instance cannot do without: if it raises, the service ends."""
-        self.spawn(loop, what, self.context.fail)
+        self._begin(self._loops, loop, what, self.context.fail)
 
     def spawn(
         self, work: Coroutine[Any, Any, None], what: str, failed: Callable[[str], None] | None = None
     ) -> None:
         """Run `work` beside everything else; if it raises, that is logged and `failed(detail)` called."""
-        task = asyncio.get_running_loop().create_task(self._guarded(work, what, failed))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._begin(self._tasks, work, what, failed)
 
     def prefix_reused(self, tokens: int) -> None:
         self.cached_tokens_total += tokens
@@ -130,6 +137,17 @@ class Node:
     def on_pool_change(self, callback: Callable[[], None]) -> None:
         """Have `callback()` called whenever blocks were stored or came back."""
         self._pool_callbacks.append(callback)
+
+    def _begin(
+        self,
+        tasks: set[asyncio.Task[None]],
+        work: Coroutine[Any, Any, None],
+        what: str,
+        failed: Callable[[str], None] | None,
+    ) -> None:
+        task = asyncio.get_running_loop().create_task(self._guarded(work, what, failed))
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
 
     async def _guarded(
         self, work: Coroutine[Any, Any, None], what: str, failed: Callable[[str], None] | None

@@ -31,6 +31,7 @@ class Outbox:
     log: Logger
     _pending: dict[InstanceId, list[Entry]] = field(default_factory=dict)
     _filled: asyncio.Event = field(default_factory=asyncio.Event)
+    _sending: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def put(self, gateway: InstanceId, entry: Entry) -> None:
         self._pending.setdefault(gateway, []).append(entry)
@@ -44,13 +45,18 @@ class Outbox:
             await self.flush()
 
     async def flush(self) -> None:
-        pending, self._pending = self._pending, {}
-        for gateway, entries in pending.items():
-            for batch in batches(entries):
-                try:
-                    await self.bus.publish(subjects.stream(gateway), batch)
-                except MoonpoolError as error:
-                    self.log.warning("stream entries lost", gateway=gateway, error=error)
+        """Return when all that was put before is sent, in the order in which it was put."""
+        async with self._sending:
+            pending, self._pending = self._pending, {}
+            for gateway, entries in pending.items():
+                for batch in batches(entries):
+                    await self._send(gateway, batch)
+
+    async def _send(self, gateway: InstanceId, batch: StreamBatch) -> None:
+        try:
+            await self.bus.publish(subjects.stream(gateway), batch)
+        except MoonpoolError as error:
+            self.log.warning("stream entries lost", gateway=gateway, error=error)
 
 
 def batches(entries: list[Entry]) -> Iterator[StreamBatch]:

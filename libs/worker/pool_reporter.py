@@ -37,17 +37,22 @@ class PoolReporter:
             await self._subscription.unsubscribe()
 
     def changed(self) -> None:
-        """The pool stored or dropped blocks: publish soon."""
+        """The pool may have stored or dropped blocks: if it did, publish soon."""
         self._changed.set()
 
     async def run(self) -> None:
         """Publish until cancelled. Events that are lost on the way leave a gap, which heals itself."""
+        loop = asyncio.get_running_loop()
+        heartbeat_at_s = loop.time()
         while True:
             with suppress(TimeoutError):
-                async with asyncio.timeout(HEARTBEAT_S):
+                async with asyncio.timeout_at(heartbeat_at_s):
                     await self._changed.wait()
             self._changed.clear()
             first_number, events = self._pool.take_events()
+            if not events and loop.time() < heartbeat_at_s:
+                continue
+            heartbeat_at_s = loop.time() + HEARTBEAT_S
             for message in event_messages(first_number, events):
                 try:
                     await self._bus.publish(subjects.kv_events(self._bus.instance), message)

@@ -68,8 +68,13 @@ class PrefillDuty:
                     self._changed.clear()
                     await self._changed.wait()
         except TimeoutError:
-            for request in [*self._active, *self._queue]:
-                request.feed(prefill.Failed("the instance drains"))
+            self.hand_back("the instance drains")
+
+    def hand_back(self, detail: str) -> None:
+        """Give up what is here: its gateways are told, and place it elsewhere."""
+        self._draining = True
+        for request in [*self._active, *self._queue]:
+            request.feed(prefill.Failed(detail))
 
     def cancel(self, request_id: RequestId, attempt: int) -> None:
         """Drop this request up to `attempt`; a submit that comes late is refused."""

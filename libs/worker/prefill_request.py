@@ -107,7 +107,8 @@ class PrefillRequest:
 
     def chunk_done(self, computed_tokens: int) -> None:
         work = self._work
-        self._tell(ProgressEntry(work.request_id, work.attempt, computed_tokens, self.sequence.cached_tokens))
+        cached_tokens = self.sequence.cached_prompt_tokens
+        self._tell(ProgressEntry(work.request_id, work.attempt, computed_tokens, cached_tokens))
 
     def token_sampled(self, token_id: int, ending: FinishReason | None) -> None:
         self.feed(prefill.Computed(token_id, ending))
@@ -221,7 +222,8 @@ class PrefillRequest:
         work = self._work
         index = self.sequence.output_tokens - 1
         packed = np.asarray([token_id], "<i4").tobytes()
-        self._tell(TokensEntry(work.request_id, work.attempt, 0, index, packed, self.sequence.cached_tokens))
+        cached_tokens = self.sequence.cached_prompt_tokens
+        self._tell(TokensEntry(work.request_id, work.attempt, 0, index, packed, cached_tokens))
 
     async def _finish_handover(self) -> None:
         assert self._handover is not None
@@ -245,7 +247,7 @@ class PrefillRequest:
             handover.bytes_written,
             handover.checksum,
             first_token_id,
-            self.sequence.cached_tokens,
+            self.sequence.cached_prompt_tokens,
         )
         try:
             answer = await self._request(commit)

@@ -66,6 +66,11 @@ class Sequence:
         return len(self.token_ids) - self.work.prompt_tokens
 
     @property
+    def cached_prompt_tokens(self) -> int:
+        """What a client is told was cached: output of earlier attempts may be as well."""
+        return min(self.cached_tokens, self.work.prompt_tokens)
+
+    @property
     def new_tokens(self) -> int:
         """Tokens without KV: 1 while decoding."""
         return len(self.token_ids) - self.context_tokens

@@ -116,6 +116,26 @@ def test_tokens_are_kept_until_the_gateway_has_them_or_time_is_over() -> None:
     assert effects == [reservation.ForgetTokens()]
 
 
+def test_the_end_is_told_again_until_the_gateway_has_it() -> None:
+    ended, _ = run(GOOD, reservation.AnswerEnded())
+    told = []
+    for second in range(7):
+        ended, effects = reservation.step(ended, reservation.TimePassed(), float(second))
+        told += [second] * effects.count(reservation.TellEnd())
+    assert told == [2, 4, 6]
+    closed, _ = run(reservation.FinishAsked(1), hold=ended, now_s=7.0)
+    _, effects = run(reservation.TimePassed(), hold=closed, now_s=9.0)
+    assert effects == []
+
+
+def test_a_cancel_of_a_later_attempt_is_remembered_as_long_as_any() -> None:
+    closed, _ = run(reservation.ReleaseAsked(7))
+    closed, _ = run(reservation.CancelAsked(2), hold=closed, now_s=reservation.RESERVATION_TTL_S - 1)
+    closed, effects = run(reservation.TimePassed(), hold=closed, now_s=reservation.RESERVATION_TTL_S)
+    assert effects == []
+    assert reservation.admit(closed, reserve(2)).reason is RefusalReason.CANCELLED
+
+
 def test_cancels_of_older_attempts_change_nothing() -> None:
     hold, effects = run(GOOD, reservation.CancelAsked(0))
     assert hold.phase is Phase.RUNNING

@@ -10,10 +10,11 @@ from cluster.logs import Level, Logger
 from cluster.messages import FinishEntry, InventoryChunk, TokensEntry
 from cluster.testing import FakeBroker
 from cluster.wire import encode
+from kvhash import BlockHash
 from kvindex.core import BlockAction, BlockEvent, InstanceId, Tier
 from kvpool import BlockPool
 from policy.core import FinishReason, RequestId
-from worker.outbox import MESSAGE_BYTES_MAX, TOKENS_PER_ENTRY_MAX, Entry, batches
+from worker.outbox import MESSAGE_BYTES_MAX, TOKENS_PER_ENTRY_MAX, Entry, Outbox, batches
 from worker.pool_reporter import (
     EVENTS_PER_MESSAGE_MAX,
     INVENTORY_BLOCKS_PER_CHUNK,
@@ -61,6 +62,52 @@ def test_events_keep_their_numbers_over_messages(chains: list[int], first_number
         assert len(message.events) <= EVENTS_PER_MESSAGE_MAX
         assert wire_bytes(message) < BUS_BYTES_MAX
         number += len(message.events)
+
+
+class SlowBus:
+    """Keeps what was published; each message takes a few turns of the event loop."""
+
+    instance = InstanceId("i")
+
+    def __init__(self) -> None:
+        self.published: list[object] = []
+
+    async def publish(self, subject: str, body: object) -> None:
+        for _ in range(3):
+            await asyncio.sleep(0)
+        self.published.append(body)
+
+
+async def test_flushing_while_the_outbox_sends_keeps_the_order_and_waits_for_all() -> None:
+    bus = SlowBus()
+    outbox = Outbox(bus, Logger(Level.ERROR))
+    running = asyncio.create_task(outbox.run())
+    for number in range(8):
+        outbox.put(InstanceId("g"), tokens(number, TOKENS_PER_ENTRY_MAX))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    outbox.put(InstanceId("g"), tokens(8, 1))
+    await outbox.flush()
+    running.cancel()
+    sent = [entry.output_index for message in bus.published for entry in message.tokens]
+    assert sent == list(range(9))
+
+
+async def test_a_pool_that_did_not_change_is_told_no_more_often_than_the_heartbeat() -> None:
+    bus, pool = SlowBus(), BlockPool(4)
+    reporter = PoolReporter(bus, pool, Logger(Level.ERROR))
+    running = asyncio.create_task(reporter.run())
+    for _ in range(20):
+        reporter.changed()
+        await asyncio.sleep(0.005)
+    assert len(bus.published) <= 1
+    (block_id,) = pool.allocate(1)
+    pool.store(block_id, BlockHash(bytes(16)), None)
+    reporter.changed()
+    await asyncio.sleep(0.05)
+    assert bus.published[-1].first_number == 1
+    assert len(bus.published[-1].events) == 1
+    running.cancel()
 
 
 def test_no_events_still_tell_the_next_number() -> None:

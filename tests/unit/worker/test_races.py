@@ -263,6 +263,29 @@ async def test_a_lost_finish_is_told_again(tiny: Path, monkeypatch: pytest.Monke
         assert both.ear.finished == {}
 
 
+@pytest.mark.parametrize("heard", [False, True])
+async def test_who_closes_in_the_middle_hands_back(pair: Workers, heard: bool) -> None:
+    """A service that broke does not drain; its gateways need not wait until they miss it."""
+    await pair.submit("r", prompt(1500), 400)
+    if heard:
+        await pair.ear.wait(lambda: len(pair.ear.answer("r")) > 2)
+    app = pair.apps["d" if heard else "p"]
+    await app._node.outbox.flush()
+    await app.close()
+    await pair.ear.wait(lambda: pair.ear.failed)
+    assert pair.ear.failed[0].retryable
+
+
+async def test_cached_tokens_are_of_the_prompt(pair: Workers) -> None:
+    """Where an answer goes on in a later attempt, the output so far may be cached as well."""
+    await pair.submit("first", prompt(100), 1)
+    await pair.ear.wait_finish("first")
+    so_far = packed(prompt(100)[40:])
+    await pair.submit("r", prompt(40), 80, attempt=1, output_token_ids=so_far)
+    await pair.ear.wait_finish("r", attempt=1)
+    assert pair.ear.cached_tokens["r"] == 40
+
+
 async def test_parts_of_what_is_refused_do_not_stay(pair: Workers) -> None:
     await pair.apps["p"].drain(0.0)
     ids = prompt(300)
