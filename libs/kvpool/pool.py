@@ -9,6 +9,7 @@ One thread, the event loop's. Knows neither bytes nor messages; AssertionError a
 caller broke the contract.
 """
 
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -69,13 +70,9 @@ class BlockPool:
         self._uses_seen = 0
 
     def match(self, hashes: Sequence[BlockHash]) -> int:
-        """How many leading blocks of the chain `hashes` are held."""
-        held = 0
-        for block_hash in hashes:
-            if block_hash not in self._id_of:
-                break
-            held += 1
-        return held
+        """How many leading blocks of the chain `hashes` are held. O(log n): behind a block that is not held
+        none is, what is held is prefix-closed."""
+        return bisect_left(hashes, True, key=lambda block_hash: block_hash not in self._id_of)
 
     def acquire(self, hashes: Sequence[BlockHash]) -> list[int]:
         """Pin the leading blocks of the chain `hashes` that are held, each once: their ids, in order."""

@@ -41,6 +41,30 @@ def test_a_released_prefix_stays_and_is_found_again():
     assert pool.stats().in_use == 3
 
 
+class CountedChain(list[BlockHash]):
+    """Counts how many of its hashes were looked at."""
+
+    looked_at = 0
+
+    def __getitem__(self, index):
+        self.looked_at += 1
+        return super().__getitem__(index)
+
+    def __iter__(self):
+        raise AssertionError("the whole chain is walked")
+
+
+@pytest.mark.parametrize("held", [0, 1, 500, 999, 1000])
+def test_a_match_looks_at_few_hashes_however_long_the_prompt(held: int) -> None:
+    """It is asked for every queued request at every load snapshot, on the event loop."""
+    pool = BlockPool(1000)
+    hashes = CountedChain(prompt_chain(1, 1000))
+    cache(pool, hashes[:held])
+    hashes.looked_at = 0
+    assert pool.match(hashes) == held
+    assert hashes.looked_at <= 11
+
+
 def test_a_fresh_block_that_is_released_is_free():
     pool = BlockPool(2)
     pool.release(pool.allocate(2))
