@@ -142,6 +142,7 @@ class DecodeDuty:
         reserve = received.body
         assert isinstance(reserve, Reserve)
         answer = self._reserve(reserve)
+        self._parts.discard(reserve.work.request_id, reserve.work.attempt)
         outcome = "reserved" if isinstance(answer, Reserved) else str(answer.reason)
         self._node.metrics.reservations.labels(outcome).inc()
         return answer
@@ -156,7 +157,6 @@ class DecodeDuty:
             self._feed(held, reservation.CancelAsked(held.hold.attempt))
         refusal = self._second_admission()
         if refusal is not None:
-            self._parts.discard(work.request_id, work.attempt)
             return Refused(work.request_id, work.attempt, refusal, retry_after_s=1.0)
         try:
             prompt = self._parts.prompt_of(work)

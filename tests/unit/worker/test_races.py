@@ -299,6 +299,16 @@ async def test_parts_of_what_is_refused_do_not_stay(pair: Workers) -> None:
     assert pair.apps["p"]._parts.buffered_bytes == 0
 
 
+async def test_parts_of_a_reserve_that_meets_a_tombstone_do_not_stay(pair: Workers) -> None:
+    await pair.ear.ask("d", Cancel(R, 0))
+    ids = prompt(300)
+    for index, piece in enumerate((ids[:100], ids[100:])):
+        await pair.ear.ask("d", PromptPart(R, 0, index, 2, packed(piece)))
+    answer = await reserve(pair, ids, prompt_token_ids=b"", prompt_parts=2)
+    assert answer.reason is RefusalReason.CANCELLED
+    assert pair.apps["d"]._parts.buffered_bytes == 0
+
+
 async def test_no_room_for_parts_is_not_the_clients_fault(pair: Workers) -> None:
     for number in range(parts.BUFFERED_REQUESTS_MAX):
         part = PromptPart(RequestId(f"r{number}"), 0, 0, 2, packed([5]))

@@ -1,0 +1,71 @@
+"""Many requests at once on few blocks, cancelled, given up and placed again at any moment."""
+
+import asyncio
+import random
+from pathlib import Path
+
+import pytest
+from tests.support.workers import Workers, workers
+
+from cluster.messages import Cancel, Finish, Refused
+from engine.layout import KVLayout
+from engine.model_folder import ModelConfig
+from engine.tiny import make_tiny_model
+from policy.core import RequestId, Role
+
+pytestmark = pytest.mark.unit
+
+ROLES = {"p": (Role.PREFILL,), "d": (Role.DECODE,), "w": (Role.PREFILL, Role.DECODE)}
+PLACEMENTS = [("p", "d"), ("w", "w"), ("p", "w"), ("w", "d")]
+REQUESTS = 20
+ATTEMPTS = 4
+BLOCKS = 20
+
+
+async def live(cluster: Workers, number: int, rng: random.Random) -> None:
+    """One request: each attempt is placed anywhere; it ends, fails, is cancelled or simply given up."""
+    request_id = RequestId(f"r{number}")
+    prompt = [(7 * i + i * i + number % 3) % 500 + 5 for i in range(rng.randint(1, 100))]
+    tokens = rng.randint(1, 60)
+    for attempt in range(ATTEMPTS):
+        prefill, decode = rng.choice(PLACEMENTS)
+        answer = await cluster.submit(request_id, prompt, tokens, at=(prefill, decode), attempt=attempt)
+        if isinstance(answer, Refused):
+            continue
+        key = (request_id, attempt)
+        if rng.random() < 0.3:
+            await asyncio.sleep(rng.random() * 0.1)
+            if rng.random() < 0.5:
+                for instance in {prefill, decode}:
+                    await cluster.ear.ask(instance, Cancel(request_id, attempt))
+            continue
+        await cluster.ear.wait(
+            lambda key=key: (
+                key in cluster.ear.finished
+                or any((entry.request_id, entry.attempt) == key for entry in cluster.ear.failed)
+            )
+        )
+        if key in cluster.ear.finished:
+            assert cluster.ear.finished[key].output_tokens == len(cluster.ear.answer(request_id, attempt))
+            await cluster.ear.ask(decode, Finish(request_id, attempt, tokens))
+            return
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+async def test_whatever_happens_nothing_hangs_and_nothing_is_held_at_the_end(
+    tmp_path: Path, seed: int
+) -> None:
+    folder = tmp_path / "tiny"
+    make_tiny_model(folder, seed=3)
+    pool_bytes = BLOCKS * KVLayout.of(ModelConfig.load(folder)).block_bytes
+    async with workers(folder, ROLES, pool_bytes=pool_bytes, step_tokens_max=32) as cluster:
+        rng = random.Random(seed)
+        await asyncio.gather(*(live(cluster, n, random.Random(rng.random())) for n in range(REQUESTS)))
+        for n in range(REQUESTS):
+            for instance in ROLES:
+                await cluster.ear.ask(instance, Cancel(RequestId(f"r{n}"), ATTEMPTS))
+        await cluster.quiet()
+        for app in cluster.apps.values():
+            assert not app._context.failure.done()
+            assert len(app._node.endpoint._grants) == 0
+            assert not app._node.steps.preempted
