@@ -17,7 +17,7 @@ pytestmark = pytest.mark.unit
 
 ROLES = {"p": (Role.PREFILL,), "d": (Role.DECODE,), "w": (Role.PREFILL, Role.DECODE)}
 PLACEMENTS = [("p", "d"), ("w", "w"), ("p", "w"), ("w", "d")]
-REQUESTS = 20
+REQUESTS = 40
 ATTEMPTS = 4
 BLOCKS = 20
 
@@ -33,7 +33,7 @@ async def live(cluster: Workers, number: int, rng: random.Random) -> None:
         if isinstance(answer, Refused):
             continue
         key = (request_id, attempt)
-        if rng.random() < 0.3:
+        if rng.random() < 0.5:
             await asyncio.sleep(rng.random() * 0.1)
             if rng.random() < 0.5:
                 for instance in {prefill, decode}:
