@@ -4,9 +4,9 @@ Owns names and types only; ranges and what goes with what are `gateway.validate`
 neither a field here nor in one of the NEUTRAL tables does not exist.
 """
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 Neutral = dict[str, tuple[object, ...]]
 """Parameters that are not supported yet, with the values at which they ask for nothing."""
@@ -25,14 +25,26 @@ class TextPart(Struct, forbid_unknown_fields=True, tag_field="type", tag="text")
     text: str
 
 
+Nothing = Annotated[list[None], Meta(max_length=0)] | None
+"""Null or an empty list."""
+
+
 class ChatMessage(Struct, forbid_unknown_fields=True):
+    """From `annotations` on, what our answers hold and nobody has to cut off before sending them back."""
+
     role: Literal["system", "developer", "user", "assistant"]
     content: str | list[TextPart]
     name: str | None = None
+    annotations: Nothing = None
+    audio: None = None
+    function_call: None = None
+    refusal: None = None
+    tool_calls: Nothing = None
 
 
-class GenerationRequest(Struct, forbid_unknown_fields=True, kw_only=True):
-    """What chat and text completions have in common."""
+class GenerationRequest(Struct, kw_only=True):
+    """What chat and text completions have in common. Fields that are not here are passed over, for
+    `gateway.validate` looks at all names before."""
 
     model: str
     stream: bool | None = None
@@ -50,22 +62,14 @@ class GenerationRequest(Struct, forbid_unknown_fields=True, kw_only=True):
     user: str | None = None
 
 
-class ChatRequest(GenerationRequest, forbid_unknown_fields=True, kw_only=True):
+class ChatRequest(GenerationRequest, kw_only=True):
     messages: list[ChatMessage]
     max_completion_tokens: int | None = None
 
 
-class CompletionRequest(GenerationRequest, forbid_unknown_fields=True, kw_only=True):
+class CompletionRequest(GenerationRequest, kw_only=True):
     prompt: str | list[int]
 
-
-MESSAGE_NEUTRAL: Neutral = {
-    "annotations": (None, []),
-    "audio": (None,),
-    "function_call": (None,),
-    "refusal": (None,),
-    "tool_calls": (None, []),
-}
 
 _GENERATION_NEUTRAL: Neutral = {
     "frequency_penalty": (None, 0),

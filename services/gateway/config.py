@@ -51,7 +51,7 @@ class GatewayConfig(ServiceConfig):
         default=60.0, metadata={"help": "a client that reads nothing is cut off", "min": 0.1, "max": 3600.0}
     )
     body_bytes_max: int = field(
-        default=64 * MEBIBYTE, metadata={"help": "bytes of a request body; more is 413", "min": 1024}
+        default=16 * MEBIBYTE, metadata={"help": "bytes of a request body; more is 413", "min": 1024}
     )
     bodies_bytes_max: int = field(
         default=512 * MEBIBYTE, metadata={"help": "bytes of all bodies being read; more is 429", "min": 1024}

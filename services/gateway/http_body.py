@@ -16,7 +16,7 @@ from gateway.api_errors import BODY_TIMEOUT, OVERLOADED, TOO_LARGE, ApiError, in
 class BodyLimits:
     """`body_bytes_max` of one body, `bodies_bytes_max` of all that are being read or decoded."""
 
-    body_bytes_max: int = 64 * 1024 * 1024
+    body_bytes_max: int = 16 * 1024 * 1024
     bodies_bytes_max: int = 512 * 1024 * 1024
     body_timeout_s: float = 60.0
 

@@ -14,8 +14,6 @@ from gateway.api_errors import MODEL_NOT_FOUND, ApiError, invalid
 from gateway.api_types import (
     CHAT_NEUTRAL,
     COMPLETION_NEUTRAL,
-    MESSAGE_NEUTRAL,
-    ChatMessage,
     ChatRequest,
     CompletionRequest,
     GenerationRequest,
@@ -32,6 +30,8 @@ STOP_TOKEN_IDS_MAX = 64
 USER_CHARS_MAX = 512
 MESSAGES_MAX = 16_384
 MESSAGE_PARTS_MAX = 4096
+PARAMETER_BYTES_MAX = 256 * 1024
+"""JSON of one parameter, but for the prompt, whose bound is the body's: all stop strings fit, escaped."""
 COMPLETION_TOKENS_DEFAULT = 16
 """What OpenAI's text completions generate where nobody says; a chat answers as long as there is room."""
 
@@ -39,10 +39,27 @@ RequestT = TypeVar("RequestT", ChatRequest, CompletionRequest)
 
 _ERROR_PATH = re.compile(r"^(?P<what>.*) - at `\$\.?(?P<path>[^`]*)`$", re.DOTALL)
 _MISSING_FIELD = re.compile(r"missing required field `(?P<field>[^`]*)`")
-_FIELDS_OF: dict[type[msgspec.Struct], frozenset[str]] = {
-    cls: frozenset(field.encode_name for field in msgspec.structs.fields(cls))
-    for cls in (ChatRequest, CompletionRequest, ChatMessage)
+_UNKNOWN_FIELD = re.compile(r"unknown field `(?P<field>[^`]*)`")
+_UNSUPPORTED_IN_MESSAGE = re.compile(
+    r"^messages\[[^]]*\]\.(annotations|audio|function_call|refusal|tool_calls)(?=$|\W)"
+)
+_PROMPT_PARAMS = frozenset({"messages", "prompt"})
+_UNSUPPORTED_OF: dict[type[ChatRequest] | type[CompletionRequest], Neutral] = {
+    ChatRequest: CHAT_NEUTRAL,
+    CompletionRequest: COMPLETION_NEUTRAL,
 }
+_UNREAD_OF = {
+    cls: msgspec.defstruct(
+        f"Unread{cls.__name__}",
+        [
+            (name, msgspec.Raw, msgspec.Raw())
+            for name in (*(field.encode_name for field in msgspec.structs.fields(cls)), *unsupported)
+        ],
+        forbid_unknown_fields=True,
+    )
+    for cls, unsupported in _UNSUPPORTED_OF.items()
+}
+"""Every parameter there is as the JSON that came for it, empty where none came."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +97,7 @@ class Generation:
 
 def decode_chat(body: bytes) -> ChatRequest:
     """A chat request whose names and types are right. Raises ApiError."""
-    raw = _decode_object(body)
-    messages = raw.get("messages")
-    if isinstance(messages, list):
-        raw["messages"] = [_without_neutral_message_fields(m, i) for i, m in enumerate(messages)]
-    request = _convert(raw, ChatRequest, CHAT_NEUTRAL)
+    request = _decode(body, ChatRequest)
     _check_count("messages", request.messages, MESSAGES_MAX)
     for index, message in enumerate(request.messages):
         if isinstance(message.content, list):
@@ -94,7 +107,7 @@ def decode_chat(body: bytes) -> ChatRequest:
 
 def decode_completion(body: bytes) -> CompletionRequest:
     """A text completion request whose names and types are right. Raises ApiError."""
-    return _convert(_decode_object(body), CompletionRequest, COMPLETION_NEUTRAL)
+    return _decode(body, CompletionRequest)
 
 
 def check_model(name: str, limits: ModelLimits) -> None:
@@ -166,47 +179,31 @@ def text_too_long(param: str, chars: int, limits: ModelLimits) -> ApiError:
     )
 
 
-def _decode_object(body: bytes) -> dict[str, object]:
+def _decode(body: bytes, request_class: type[RequestT]) -> RequestT:
+    """Straight into `request_class`: a body made of other things than it should be, of millions of empty
+    lists for instance, ends at the first of them instead of holding up the event loop for seconds."""
     try:
-        raw = msgspec.json.decode(body)
-    except (msgspec.MsgspecError, RecursionError) as error:
-        raise invalid(None, f"the body is not valid JSON: {error}", "invalid_json") from error
-    if not isinstance(raw, dict):
-        raise invalid(None, "the body must be a JSON object", "invalid_json")
-    return raw
-
-
-def _convert(raw: dict[str, object], request_class: type[RequestT], neutral: Neutral) -> RequestT:
-    supported = _without_neutral(raw, _FIELDS_OF[request_class], neutral, "")
-    try:
-        return msgspec.convert(supported, request_class)
+        unread = msgspec.json.decode(body, type=_UNREAD_OF[request_class])
+        for param, value in msgspec.structs.asdict(unread).items():
+            _check_unread(param, value, _UNSUPPORTED_OF[request_class])
+        return msgspec.json.decode(body, type=request_class)
     except msgspec.ValidationError as error:
         raise _explained(str(error)) from error
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise _not_json(str(error)) from error
 
 
-def _without_neutral_message_fields(message: object, index: int) -> object:
-    if not isinstance(message, dict):
-        return message
-    return _without_neutral(message, _FIELDS_OF[ChatMessage], MESSAGE_NEUTRAL, f"messages[{index}].")
-
-
-def _without_neutral(
-    raw: dict[str, object], fields: frozenset[str], neutral: Neutral, path: str
-) -> dict[str, object]:
-    """`raw` without the parameters that are unsupported but ask for nothing; others raise ApiError."""
-    supported = {}
-    for name, value in raw.items():
-        if name in fields:
-            supported[name] = value
-            continue
-        param = f"{path}{name[:128]}"
-        allowed = neutral.get(name)
-        if allowed is None:
-            raise invalid(param, f"unknown parameter: {param}", "unknown_parameter")
-        if not any(_same(value, asks_nothing) for asks_nothing in allowed):
-            choices = ", ".join(msgspec.json.encode(choice).decode() for choice in allowed)
-            raise invalid(param, f"{param} is not supported (only as {choices})", "unsupported_parameter")
-    return supported
+def _check_unread(param: str, value: msgspec.Raw, unsupported: Neutral) -> None:
+    """What is too long to be looked at, or is not supported and asks for something, raises ApiError."""
+    size_bytes = len(memoryview(value))
+    if param not in _PROMPT_PARAMS:
+        _check_range(f"{param} (bytes)", size_bytes, 0, PARAMETER_BYTES_MAX, param=param)
+    if param not in unsupported or not size_bytes:
+        return
+    asked = msgspec.json.decode(value)
+    if not any(_same(asked, asks_nothing) for asks_nothing in unsupported[param]):
+        choices = ", ".join(msgspec.json.encode(choice).decode() for choice in unsupported[param])
+        raise invalid(param, f"{param} is not supported (only as {choices})", "unsupported_parameter")
 
 
 def _same(value: object, other: object) -> bool:
@@ -219,10 +216,23 @@ def _explained(message: str) -> ApiError:
     path, what = "", message
     if located := _ERROR_PATH.match(message):
         path, what = located["path"], located["what"]
+    if not path and what.startswith("Expected `object`"):
+        return _not_json("it must be an object")
+    if unsupported := _UNSUPPORTED_IN_MESSAGE.match(path):
+        param = unsupported[0]
+        return invalid(param, f"{param} is not supported (only as null or empty)", "unsupported_parameter")
+    if (not path or path.startswith("messages")) and (unknown := _UNKNOWN_FIELD.search(what)):
+        field = unknown["field"][:128]
+        param = f"{path}.{field}" if path else field
+        return invalid(param, f"unknown parameter: {param}", "unknown_parameter")
     if missing := _MISSING_FIELD.search(what):
         param = f"{path}.{missing['field']}" if path else missing["field"]
         return invalid(param, f"{param} is missing", "missing_required_parameter")
     return invalid(path or None, f"{path}: {what}" if path else what, "invalid_type")
+
+
+def _not_json(reason: str) -> ApiError:
+    return invalid(None, f"the body is not valid JSON: {reason}", "invalid_json")
 
 
 def _check(

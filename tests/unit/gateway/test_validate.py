@@ -1,6 +1,7 @@
 """What the API takes and what it refuses, each refusal by the name of its parameter."""
 
 import json
+import tracemalloc
 
 import msgspec
 import pytest
@@ -133,6 +134,7 @@ def test_everything_given_is_taken() -> None:
             {"messages": [{"role": "user", "content": [{"type": "image_url", "text": "x"}]}]},
             "messages[0].content[0].type",
         ),
+        ({"messages": [{"role": "assistant", "content": "x", "audio": {"id": "a"}}]}, "messages[0].audio"),
         ({"n": 2}, "n"),
         ({"n": True}, "n"),
         ({"presence_penalty": 0.5}, "presence_penalty"),
@@ -161,12 +163,8 @@ def test_a_bad_parameter_is_refused_by_name(parameters: dict[str, object], param
         b"\xff\xfe",
         b'{"model": "tiny", "temperature": NaN}',
         b'{"model": "tiny", "temperature": Infinity}',
-        b'{"model": "tiny", "temperature": 1e999}',
-        b'{"model": "tiny", "messages": [{"role": "user", "content": "\\ud800"}]}',
-        b'{"model": "tiny", "messages": [{"role": "user", "content": "\xed\xa0\x80"}]}',
         b"[" * 100_000,
-        b'{"a":' * 100_000,
-        b'{"seed": ' + b"9" * 20_000 + b"}",
+        b'{"model":' * 100_000,
     ],
 )
 def test_what_is_no_json_object_is_400(body: bytes) -> None:
@@ -175,6 +173,39 @@ def test_what_is_no_json_object_is_400(body: bytes) -> None:
             decode(body)
         assert caught.value.kind.status == 400
         assert caught.value.code == "invalid_json"
+
+
+@pytest.mark.parametrize(
+    "param", ["prompt", "messages", "stop", "stop_token_ids", "tools", "logit_bias", "x"]
+)
+@pytest.mark.parametrize("junk", [b"[]", b"{}", b'{"role":"user"}', b'"a"'])
+def test_junk_is_refused_without_making_objects_of_it(param: str, junk: bytes) -> None:
+    """Millions of empty lists held up the event loop for seconds: every stream stood still, and placements
+    that other requests waited for timed out."""
+    body = b'{"model": "tiny", "%s": [%s]}' % (param.encode(), b",".join([junk] * 200_000))
+    decode = decode_completion if param == "prompt" else decode_chat
+    tracemalloc.start()
+    try:
+        with pytest.raises(ApiError) as caught:
+            decode(body)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert (caught.value.param or "").startswith(param)
+    assert peak_bytes < len(body) / 2
+
+
+def test_a_body_of_unknown_names_ends_at_the_first() -> None:
+    body = b'{"model": "tiny", %s}' % b",".join(b'"x%d": 1' % i for i in range(100_000))
+    tracemalloc.start()
+    try:
+        with pytest.raises(ApiError) as caught:
+            decode_chat(body)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert (caught.value.param, caught.value.code) == ("x0", "unknown_parameter")
+    assert peak_bytes < len(body) / 2
 
 
 def test_missing_parameters_are_named() -> None:
