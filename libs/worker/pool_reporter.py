@@ -6,7 +6,7 @@ from contextlib import suppress
 
 from cluster import subjects
 from cluster.bus import Bus, Received, Subscription
-from cluster.errors import MoonpoolError
+from cluster.errors import MoonpoolError, ProtocolError
 from cluster.logs import Logger
 from cluster.messages import BlockEvents, InventoryChunk, InventoryRequest
 from kvhash import HASH_BYTES
@@ -61,7 +61,7 @@ class PoolReporter:
 
     async def _inventory(self, received: Received) -> tuple[InventoryChunk, ...]:
         if not isinstance(received.body, InventoryRequest):
-            return ()
+            raise ProtocolError(f"{received.envelope.kind} asks for no inventory")
         as_of_number, blocks = self._pool.inventory()
         return inventory_chunks(as_of_number, blocks)
 

@@ -11,10 +11,12 @@ from dataclasses import dataclass, replace
 
 from cluster import subjects
 from cluster.bus import Bus, Received, Subscription
+from cluster.errors import ProtocolError
 from cluster.logs import Logger
 from cluster.messages import InstanceRecord
 from cluster.registry import Added, Registry, RegistryEvent, Removed, Replaced
 from kvindex.core import InstanceId
+from policy.core import LoadSnapshot
 
 CHECK_S = 0.5
 LOADS_PENDING_MAX = 4096
@@ -93,6 +95,8 @@ class Liveness:
     async def _load_came(self, received: Received) -> None:
         # Who is neither registered nor waited for gets no sighting: that bounds them.
         envelope = received.envelope
+        if not isinstance(received.body, LoadSnapshot):
+            raise ProtocolError(f"{envelope.kind} of {envelope.sender} is no load snapshot")
         known = self._sightings.get(envelope.sender)
         record = self._registry.instances.get(envelope.sender)
         if known is not None and known.incarnation == envelope.incarnation:

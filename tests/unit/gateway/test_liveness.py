@@ -5,8 +5,9 @@ import asyncio
 import pytest
 
 from cluster import keys, subjects
+from cluster.errors import RetryableError
 from cluster.logs import Level, Logger
-from cluster.messages import InstanceRecord
+from cluster.messages import Describe, InstanceRecord
 from cluster.metrics import ServiceMetrics
 from cluster.registry import Registry
 from cluster.testing.bus import FakeBroker
@@ -89,6 +90,18 @@ async def test_a_lost_lease_alone_is_none(world) -> None:
         await world.speak()
         await asyncio.sleep(0.02)
     assert world.lost.empty()
+
+
+async def test_what_is_no_load_snapshot_is_refused_and_no_sign_of_life(world) -> None:
+    await world.control.delete(keys.instance(ONE))
+    await until_removed(world)
+    subject = subjects.load(ONE)
+    with pytest.raises(RetryableError, match="no load snapshot"):
+        await world.decode.request(subject, Describe(), timeout_s=1.0)
+    async with asyncio.timeout(2):
+        while world.lost.empty():
+            await world.decode.publish(subject, Describe())
+            await asyncio.sleep(0.02)
 
 
 async def test_silence_alone_is_none(world) -> None:

@@ -6,8 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cluster import subjects
+from cluster.errors import RetryableError
 from cluster.logs import Level, Logger
-from cluster.messages import FinishEntry, InventoryChunk, TokensEntry
+from cluster.messages import Describe, FinishEntry, InventoryChunk, TokensEntry
 from cluster.testing import FakeBroker
 from cluster.wire import encode
 from kvhash import BlockHash
@@ -147,3 +149,15 @@ async def test_the_reporter_ends_when_cancelled_in_the_very_turn_in_which_the_po
     async with asyncio.timeout(5):
         await asyncio.wait({running})
     assert running.cancelled()
+
+
+async def test_what_asks_for_no_inventory_is_refused() -> None:
+    broker = FakeBroker()
+    bus, asker = broker.bus("decode-0"), broker.bus("kvmeta-0")
+    reporter = PoolReporter(bus, BlockPool(4), Logger(Level.ERROR))
+    await reporter.start()
+    with pytest.raises(RetryableError, match="asks for no inventory"):
+        await asker.request(subjects.kv_inventory(bus.instance), Describe(), timeout_s=1.0)
+    await reporter.close()
+    await bus.close()
+    await asker.close()
