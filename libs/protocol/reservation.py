@@ -168,6 +168,14 @@ class RevokeAndFree:
 
 
 @dataclass(frozen=True, slots=True)
+class TellExpired:
+    """The owner went silent: tell the gateway. What the owner itself said of it may have been lost, and
+    a gateway that asks while the blocks are reserved hears that the request is in good hands."""
+
+    owner: InstanceId | None
+
+
+@dataclass(frozen=True, slots=True)
 class StopAndFree:
     """Take the sequence out of the batch; its full blocks stay cached."""
 
@@ -187,7 +195,7 @@ class Forget:
     """The tombstone's time is over: drop the record."""
 
 
-Effect = Reply | StartDecoding | RevokeAndFree | StopAndFree | TellEnd | ForgetTokens | Forget
+Effect = Reply | StartDecoding | TellExpired | RevokeAndFree | StopAndFree | TellEnd | ForgetTokens | Forget
 Outcome = tuple[Hold, tuple[Effect, ...]]
 
 
@@ -254,7 +262,8 @@ def _time(hold: Hold, now_s: float) -> Outcome:
         return hold, ()
     if hold.phase is Phase.CLOSED:
         return hold, (Forget(),)
-    return _close(hold, RefusalReason.EXPIRED, now_s)
+    closed, effects = _close(hold, RefusalReason.EXPIRED, now_s)
+    return closed, (TellExpired(hold.owner), *effects) if hold.phase is Phase.RESERVED else effects
 
 
 def _close(hold: Hold, reason: RefusalReason, now_s: float) -> Outcome:

@@ -281,6 +281,8 @@ class DecodeDuty:
                     reply = message
                 case reservation.StartDecoding(commit):
                     self._node.spawn(self._start(held, commit), "start decoding", held.failed)
+                case reservation.TellExpired(owner):
+                    held.tell_expired(owner)
                 case reservation.RevokeAndFree() | reservation.StopAndFree():
                     assert held.sequence is not None
                     # At once: a step that ends in this turn of the event loop tells a closed record nothing.

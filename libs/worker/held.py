@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from cluster.messages import FailedEntry, FinishEntry, TokensEntry
+from kvindex.core import InstanceId
 from kvtransfer import Grant
 from policy.core import FinishReason
 from protocol.reservation import Hold
@@ -49,6 +50,12 @@ class HeldRequest:
         work = self.sequence.work
         self.outbox.put(work.gateway, FailedEntry(work.request_id, work.attempt, True, detail))
         self.broken(self)
+
+    def tell_expired(self, owner: InstanceId | None) -> None:
+        """The reservation's owner did not renew it: the request is better placed without that one."""
+        work = self._open().work
+        detail = "the reservation expired: prefill neither renewed nor committed it"
+        self.outbox.put(work.gateway, FailedEntry(work.request_id, work.attempt, True, detail, owner))
 
     def tell_tokens(self, first_index: int, token_ids: tuple[int, ...], cached_tokens: int = 0) -> None:
         work = self._open().work

@@ -70,9 +70,18 @@ def test_a_commit_that_does_not_match_is_refused(
 
 def test_an_unrenewed_reservation_is_revoked_and_a_late_commit_hears_so() -> None:
     hold, effects = run(reservation.TimePassed(), now_s=5.0)
-    assert effects == [reservation.RevokeAndFree()]
+    assert effects == [reservation.TellExpired(OWNER), reservation.RevokeAndFree()]
     hold, effects = run(GOOD, hold=hold, now_s=5.1)
     assert reply(effects).reason is RefusalReason.EXPIRED
+
+
+def test_the_gateway_hears_of_a_reservation_that_expires_but_of_no_other_end() -> None:
+    """Prefill's own word that it failed may be lost in an outage of the bus: the request would hang."""
+    _, effects = run(reservation.TimePassed(), now_s=5.0)
+    assert effects == [reservation.TellExpired(OWNER), reservation.RevokeAndFree()]
+    for event in (reservation.ReleaseAsked(7), reservation.CancelAsked(1), GOOD):
+        _, effects = run(event, reservation.TimePassed(), now_s=5.0)
+        assert reservation.TellExpired(OWNER) not in effects
 
 
 def test_renewing_moves_the_deadline_but_never_revives() -> None:
@@ -80,7 +89,7 @@ def test_renewing_moves_the_deadline_but_never_revives() -> None:
     hold, effects = run(reservation.TimePassed(), hold=hold, now_s=8.9)
     assert effects == []
     hold, effects = run(reservation.TimePassed(), hold=hold, now_s=9.0)
-    assert effects == [reservation.RevokeAndFree()]
+    assert effects == [reservation.TellExpired(OWNER), reservation.RevokeAndFree()]
     hold, effects = run(reservation.RenewAsked(7, 5.0), hold=hold, now_s=9.1)
     assert reply(effects).reason is RefusalReason.EXPIRED
     assert hold.phase is Phase.CLOSED
