@@ -1,12 +1,13 @@
 """The life of one request at prefill: the shell around `protocol.prefill` (DESIGN §3 steps 5 to 8)."""
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 
 from cluster import subjects
-from cluster.errors import MoonpoolError, ProtocolError
+from cluster.errors import DisconnectedError, MoonpoolError, NoResponderError, ProtocolError
 from cluster.messages import (
     Accepted,
     Commit,
@@ -35,6 +36,9 @@ from worker.sequence import Sequence
 
 ANSWER_S_MAX = 5.0
 """How long decode may take to answer a message."""
+AWAY_S_MAX = 2.0
+"""How long a message is offered again where nobody is there to take it."""
+AWAY_PAUSE_S = 0.2
 CONNECT_S_MAX = 5.0
 RELEASE_TRIES_MAX = 3
 """A release nobody answers is given up after this; the reservation then ends by its time."""
@@ -298,12 +302,19 @@ class PrefillRequest:
         self._node.outbox.put(self._work.gateway, entry)
 
     async def _request(self, body: object) -> object:
-        return await self._node.context.bus.request(
-            subjects.instance(self._decode),
-            body,
-            timeout_s=ANSWER_S_MAX,
-            trace=self._trace.child() if self._trace else None,
-        )
+        """Where the bus or decode is away it may be reconnecting: asked again for AWAY_S_MAX, so that one
+        short outage does not use up all tries. Raises as `Bus.request` does."""
+        away_until_s = self._node.now_s() + AWAY_S_MAX
+        trace = self._trace.child() if self._trace else None
+        while True:
+            try:
+                return await self._node.context.bus.request(
+                    subjects.instance(self._decode), body, timeout_s=ANSWER_S_MAX, trace=trace
+                )
+            except (DisconnectedError, NoResponderError):
+                if self._node.now_s() >= away_until_s:
+                    raise
+            await asyncio.sleep(AWAY_PAUSE_S)
 
     def _ttl_s(self) -> float:
         return self._node.config.reservation_ttl_s

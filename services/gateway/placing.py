@@ -4,6 +4,8 @@ Each is a question and its answer, as an event of `protocol.answer`; who asks ag
 there.
 """
 
+import asyncio
+import random
 from dataclasses import dataclass
 
 from cluster import subjects
@@ -29,7 +31,8 @@ from protocol.answer import (
 from protocol.order import TOKEN_ID_BYTES
 from protocol.parts import split
 
-RESUME_TRIES_MAX = 3
+RESUME_TRIES_MAX = 5
+RESUME_BACKOFF_S = 0.2
 BLOCK_BYTES = BLOCK_TOKENS * TOKEN_ID_BYTES
 
 
@@ -141,7 +144,10 @@ async def resume(bus: Bus, order: Order, ask: AskResume, timeout_s: float) -> Re
     message = Resume(order.request_id, ask.attempt, 0, ask.from_index)
     subject = subjects.instance(ask.instance)
     failure = ""
-    for _ in range(RESUME_TRIES_MAX):
+    for attempt in range(RESUME_TRIES_MAX):
+        if attempt:
+            # After an outage the instance may come back later than we did.
+            await asyncio.sleep(RESUME_BACKOFF_S * 2**attempt * random.uniform(0.5, 1.0))
         try:
             answer = await bus.request(subject, message, timeout_s=timeout_s, trace=order.trace)
         except DisconnectedError:

@@ -1,5 +1,6 @@
 """Two real workers hand a request over: tokens as the model says, blocks back where they were."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -261,3 +262,18 @@ async def test_resume_at_prefill_says_whether_it_still_works_on_it(pair: Workers
     await pair.ear.wait_finish("r")
     await pair.quiet()
     assert isinstance(await pair.ear.ask("p", asked), Refused)
+
+
+async def test_a_bus_that_is_away_for_a_moment_costs_no_placement(
+    pair: Workers, reference: Reference
+) -> None:
+    """Prefill offers its commit again until the bus is back."""
+    bus = pair.apps["p"]._context.bus
+    await pair.submit("r", prompt(600), TOKENS)
+    await pair.ear.wait(lambda: pair.apps["d"].load().running)
+    bus.disconnect()
+    await asyncio.sleep(1.0)
+    bus.reconnect()
+    await pair.ear.wait_finish("r")
+    assert not pair.ear.failed
+    assert pair.ear.answer("r") == greedy(reference, prompt(600))
