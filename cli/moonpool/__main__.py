@@ -36,7 +36,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(arguments: Sequence[str] | None) -> int:
     parser = OneLineParser(prog="moonpool", description="KV-cache-centric, disaggregated LLM serving.")
     add_commands(parser, COMMANDS)
-    options = parser.parse_args(arguments)
+    options, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        # By the command's own parser: it is that one's --help that lists what there is.
+        options.usage_error(f"unrecognized arguments: {' '.join(unknown)}")
     command: Command = options.command
     try:
         return command.run(options)

@@ -17,6 +17,8 @@ ERROR_TEXT_MAX = 500
 EVENT_BYTES_MAX = 4 * 1024 * 1024
 """One line of an event stream; longer means that the other side does not speak the protocol."""
 DONE = b"[DONE]"
+API_ROOT = "/v1"
+"""Where the API is under a URL that names only a host."""
 
 
 class ApiError(CommandError):
@@ -30,7 +32,7 @@ class ApiError(CommandError):
 
 @dataclass(frozen=True, slots=True)
 class Api:
-    """`url` is the base as `moonpool up` prints it, for example `http://127.0.0.1:8000/v1`."""
+    """`url` is the base as `moonpool up` prints it, such as `http://127.0.0.1:8000/v1`, or without /v1."""
 
     url: str
     timeout_s: float = 120.0
@@ -85,7 +87,7 @@ def _connection(url: str, timeout_s: float) -> tuple[HTTPConnection, str]:
     if parts.scheme not in ("http", "https") or not host:
         raise _malformed(url)
     connection_class = HTTPSConnection if parts.scheme == "https" else HTTPConnection
-    return connection_class(host, port, timeout=timeout_s), parts.path.rstrip("/")
+    return connection_class(host, port, timeout=timeout_s), parts.path.rstrip("/") or API_ROOT
 
 
 def _malformed(url: str) -> UsageError:

@@ -42,7 +42,9 @@ class OneLineParser(argparse.ArgumentParser):
 
 
 def add_commands(parser: argparse.ArgumentParser, entries: Sequence[Command | CommandGroup]) -> None:
-    """One sub-parser for each entry; parsing sets `command` to the chosen Command and `prog` to its words."""
+    """One sub-parser for each entry; parsing sets `command` to the chosen Command, `prog` to its words
+    and `usage_error` to what ends the program because of bad usage of that command.
+    """
     choices = parser.add_subparsers(
         title="commands", metavar="COMMAND", required=True, parser_class=OneLineParser
     )
@@ -52,7 +54,7 @@ def add_commands(parser: argparse.ArgumentParser, entries: Sequence[Command | Co
             add_commands(chosen, entry.commands)
         else:
             entry.add_arguments(chosen)
-            chosen.set_defaults(command=entry, prog=chosen.prog)
+            chosen.set_defaults(command=entry, prog=chosen.prog, usage_error=chosen.error)
 
 
 def whole_number(minimum: int, maximum: int) -> Callable[[str], int]:

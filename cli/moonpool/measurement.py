@@ -55,4 +55,5 @@ def as_table(results: Sequence[Measurement]) -> str:
 
 
 def _short(value: float) -> str:
-    return f"{value:.4g}"
+    """Four significant digits, but never an exponent for what is large."""
+    return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.4g}"

@@ -281,8 +281,10 @@ def check_port(host: str, port: int) -> None:
         with socket.create_server((host, port), family=family):
             return
     except OSError as error:
+        # Not strerror: create_server adds the address to it once more.
+        reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or str(error)
         raise CommandError(
-            f"cannot listen on {host} port {port}: {error.strerror or error}; give another --host or --port"
+            f"cannot listen on {host} port {port}: {reason}; give another --host or --port"
         ) from error
 
 

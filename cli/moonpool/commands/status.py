@@ -39,6 +39,7 @@ HEADINGS = {
     "blocks_free": "free",
     "blocks_cached": "cached",
     "blocks_in_use": "in use",
+    "blocks_indexed": "indexed",
     "prefill_tokens_total": "prefilled",
     "cached_tokens_total": "from cache",
     "decode_tokens_total": "decoded",

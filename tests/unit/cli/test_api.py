@@ -56,6 +56,8 @@ def test_the_first_served_model_is_the_model(server: ScriptedServer) -> None:
     server.body = json.dumps({"data": [{"id": "small"}, {"id": "large"}]}).encode()
     assert Api(server.url).model() == "small"
     assert server.path == "/v1/models"
+    assert Api(server.url.removesuffix("/v1")).model() == "small"
+    assert server.path == "/v1/models"
     server.body = b'{"data": []}'
     with pytest.raises(CommandError, match="no model"):
         Api(server.url).model()

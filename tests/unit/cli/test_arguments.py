@@ -62,6 +62,14 @@ def test_bad_usage_is_one_line_and_status_2(
     assert named in printed.err
 
 
+def test_an_unknown_flag_sends_to_the_help_of_its_command(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["bench", "prefix", "--colour", "red"])
+    printed = capsys.readouterr().err
+    assert printed.startswith("moonpool bench prefix: error: unrecognized arguments: --colour red")
+    assert "moonpool bench prefix --help" in printed
+
+
 @pytest.mark.parametrize("text", ["-1", "8", "1.5", "", "seven", "²", " 3"])
 def test_whole_number_refuses_what_is_out_of_its_limits(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match="from 0 to 7"):

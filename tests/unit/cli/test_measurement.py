@@ -33,6 +33,11 @@ def test_the_table_has_a_row_for_each_result() -> None:
     assert row.split() == ["copy", "memcpy", "rate", "1235", "GB/s", "1", "1235", "1235"]
 
 
+def test_a_large_number_has_no_exponent() -> None:
+    table = as_table([measurement("prefix", "fresh", "ttft", "ms", [11_437.2, 185.66, 0.0123], {})])
+    assert table.splitlines()[1].split()[3:] == ["185.7", "ms", "3", "0.0123", "11437"]
+
+
 def test_columns_are_as_wide_as_their_widest_cell() -> None:
     assert format_table(("a", "bb"), [("long", "x")]) == "a     bb\nlong  x"
 

@@ -122,7 +122,7 @@ def test_the_example_is_a_command_a_shell_understands() -> None:
 def test_a_taken_port_and_a_host_of_others_are_named() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(CommandError, match=f"port {port}: Address already in use"):
+        with pytest.raises(CommandError, match=f"port {port}: Address already in use; give"):
             check_port("127.0.0.1", port)
     check_port("127.0.0.1", port)
     with pytest.raises(CommandError, match=r"192\.0\.2\.1"):
@@ -141,7 +141,7 @@ def has_ipv6() -> bool:
 def test_a_stack_may_listen_on_ipv6() -> None:
     with socket.create_server(("::1", 0), family=socket.AF_INET6) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(CommandError, match=f"port {port}: Address already in use"):
+        with pytest.raises(CommandError, match=f"port {port}: Address already in use; give"):
             check_port("::1", port)
     check_port("::1", 0)
     check_port("::", 0)

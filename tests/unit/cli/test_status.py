@@ -118,12 +118,12 @@ def test_a_row_tells_what_the_instance_told() -> None:
 
 def test_the_table_has_a_row_for_each_and_one_for_all() -> None:
     header, *rows = as_table([DECODE, SILENT]).splitlines()
-    words = "instance roles state queued running blocks free cached in use prefilled from cache decoded"
-    assert header.split() == words.split()
+    names = "queued running blocks free cached in use indexed prefilled from cache decoded"
+    assert header.split() == ["instance", "roles", "state", *names.split()]
     assert [row.split() for row in rows] == [
-        ["decode-0", "decode", "serving", "0", "2", "50", "46", "0", "4", "0", "0", "7"],
-        ["kvmeta-0", "kvmeta", "unreachable", *"-" * 9],
-        ["total", "0", "2", "50", "46", "0", "4", "0", "0", "7"],
+        ["decode-0", "decode", "serving", "0", "2", "50", "46", "0", "4", "0", "0", "0", "7"],
+        ["kvmeta-0", "kvmeta", "unreachable", *"-" * 10],
+        ["total", "0", "2", "50", "46", "0", "4", "0", "0", "0", "7"],
     ]
 
 
