@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 from tests.support.contexts import register, service_context
+from tests.support.reference import Reference
 
 from cluster import subjects
 from cluster.bus import Bus, Received
@@ -19,12 +20,24 @@ from worker.app import WorkerApp
 from worker.config import WorkerConfig
 
 GATEWAY = InstanceId("gateway")
+PAIR = {"p": (Role.PREFILL,), "d": (Role.DECODE,)}
+TOKENS = 24
+"""Length of the answers that are compared with the reference."""
 WAIT_S_MAX = 20.0
 TIMEOUT_S = 5.0
 
 
 def packed(token_ids: list[int]) -> bytes:
     return np.asarray(token_ids, "<i4").tobytes()
+
+
+def prompt(tokens: int, seed: int = 0) -> list[int]:
+    """Token ids for the tiny model, without a pattern that repeats within a block."""
+    return [(7 * i + seed * 31 + i * i) % 500 + 5 for i in range(tokens)]
+
+
+def greedy(reference: Reference, prompt_ids: list[int]) -> list[int]:
+    return list(reference.answers([prompt_ids], TOKENS)[0].token_ids)
 
 
 class Ear:

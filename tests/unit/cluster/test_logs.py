@@ -129,7 +129,7 @@ def root_logger() -> Iterator[logging.Logger]:
 def test_what_libraries_log_becomes_lines_too(root_logger: logging.Logger) -> None:
     stream = io.StringIO()
     capture_standard_logging(Logger(Level.INFO, stream, service="decode"))
-    library = logging.getLogger("some.library")
+    library = logging.getLogger("some.package")
     library.info("chatter is left out")
     library.warning("it is %s", "late")
     try:
@@ -139,7 +139,7 @@ def test_what_libraries_log_becomes_lines_too(root_logger: logging.Logger) -> No
     late, failed = lines(stream)
     assert (late["message"], late["logger"], late["service"], late["level"]) == (
         "it is late",
-        "some.library",
+        "some.package",
         "decode",
         "warning",
     )

@@ -1,49 +1,18 @@
 """Two real workers hand a request over: tokens as the model says, blocks back where they were."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 from tests.support.reference import Reference
-from tests.support.workers import Workers, packed, workers
+from tests.support.workers import PAIR, TOKENS, Workers, greedy, packed, prompt, workers
 
 from cluster.messages import Accepted, Cancel, Finish, PromptPart, RefusalReason, Refused, Resume
 from engine.layout import KVLayout
 from engine.model_folder import ModelConfig
-from engine.tiny import make_tiny_model
 from policy.core import FinishReason, RequestId, Role, SamplingParams
 
 pytestmark = pytest.mark.unit
-
-TOKENS = 24
-ROLES = {"p": (Role.PREFILL,), "d": (Role.DECODE,)}
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("models") / "tiny"
-    make_tiny_model(folder, seed=3)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def reference(tiny: Path) -> Reference:
-    return Reference(tiny)
-
-
-@pytest.fixture
-async def pair(tiny: Path) -> AsyncIterator[Workers]:
-    async with workers(tiny, ROLES, step_tokens_max=32) as both:
-        yield both
-
-
-def prompt(tokens: int, seed: int = 0) -> list[int]:
-    return [(7 * i + seed * 31 + i * i) % 500 + 5 for i in range(tokens)]
-
-
-def greedy(reference: Reference, prompt_ids: list[int]) -> list[int]:
-    return list(reference.answers([prompt_ids], TOKENS)[0].token_ids)
 
 
 @pytest.mark.parametrize("length", [1, 15, 16, 17, 32, 33, 100, 200])
@@ -164,7 +133,7 @@ async def test_a_cancel_at_any_time_gives_everything_back(pair: Workers, tokens_
 async def test_a_lost_gateways_requests_are_cancelled(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The ear is never registered: after the grace time nobody waits for its answer."""
     monkeypatch.setattr("worker.app.GATEWAY_GRACE_S", 0.5)
-    async with workers(tiny, ROLES) as pair:
+    async with workers(tiny, PAIR) as pair:
         await pair.submit("r", prompt(20), 1500)
         await pair.ear.wait(lambda: len(pair.ear.answer("r")) > 2)
         await pair.quiet()
@@ -229,7 +198,7 @@ async def test_a_prompt_that_fills_the_context_is_refused(pair: Workers) -> None
 
 
 async def test_a_full_queue_says_so(tiny: Path) -> None:
-    async with workers(tiny, ROLES, queue_requests_max=1, prefill_requests_max=1) as pair:
+    async with workers(tiny, PAIR, queue_requests_max=1, prefill_requests_max=1) as pair:
         answers = [await pair.submit(f"r{n}", prompt(300, seed=n), 4) for n in range(4)]
         reasons = [answer.reason for answer in answers if isinstance(answer, Refused)]
         assert reasons == [RefusalReason.QUEUE_FULL] * 2

@@ -1,12 +1,12 @@
 """What happens at the same moment, twice, in the wrong order or not at all: nothing hangs, nothing leaks."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from tests.support.reference import Reference
-from tests.support.workers import Workers, packed, workers
+from tests.support.workers import PAIR, TOKENS, Workers, greedy, packed, prompt, workers
 
 from cluster.messages import (
     Accepted,
@@ -21,7 +21,6 @@ from cluster.messages import (
 )
 from engine.layout import KVLayout
 from engine.model_folder import ModelConfig
-from engine.tiny import make_tiny_model
 from kvindex.core import InstanceId
 from policy.core import RequestId, Role
 from protocol import parts
@@ -29,37 +28,9 @@ from worker.app import WorkerApp
 
 pytestmark = pytest.mark.unit
 
-TOKENS = 24
-PAIR = {"p": (Role.PREFILL,), "d": (Role.DECODE,)}
 COUPLED = {"w": (Role.PREFILL, Role.DECODE)}
 WAIT_S_MAX = 10.0
 R = RequestId("r")
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("models") / "tiny"
-    make_tiny_model(folder, seed=3)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def reference(tiny: Path) -> Reference:
-    return Reference(tiny)
-
-
-@pytest.fixture
-async def pair(tiny: Path) -> AsyncIterator[Workers]:
-    async with workers(tiny, PAIR, step_tokens_max=32) as both:
-        yield both
-
-
-def prompt(tokens: int, seed: int = 0) -> list[int]:
-    return [(7 * i + seed * 31 + i * i) % 500 + 5 for i in range(tokens)]
-
-
-def greedy(reference: Reference, prompt_ids: list[int]) -> list[int]:
-    return list(reference.answers([prompt_ids], TOKENS)[0].token_ids)
 
 
 def after_each_step(app: WorkerApp, action: Callable[[], None]) -> None:
