@@ -32,13 +32,12 @@ class WorkerApp:
         self._decode = DecodeDuty(self._node, self._parts) if Role.DECODE in context.roles else None
         adopt = self._decode.adopt if self._decode else None
         self._prefill = PrefillDuty(self._node, self._parts, adopt) if Role.PREFILL in context.roles else None
-        self._state = InstanceState.SERVING
+        self._duties = [duty for duty in (self._prefill, self._decode) if duty is not None]
 
     async def start(self) -> InstanceRecord:
         await self._node.start()
-        for duty in (self._prefill, self._decode):
-            if duty is not None:
-                self._node.keep_running(duty.run(), type(duty).__name__)
+        for duty in self._duties:
+            self._node.keep_running(duty.run(), type(duty).__name__)
         self._node.keep_running(self._watch_gateways(), "watch gateways")
         self._node.keep_running(self._expire_parts(), "expire parts")
         return self._context.record(
@@ -49,9 +48,8 @@ class WorkerApp:
 
     def handlers(self) -> Mapping[type, Handler]:
         handlers: dict[type, Handler] = {Cancel: self._on_cancel, PromptPart: self._on_part}
-        for duty in (self._prefill, self._decode):
-            if duty is not None:
-                handlers.update(duty.handlers())
+        for duty in self._duties:
+            handlers.update(duty.handlers())
         handlers[Resume] = self._on_resume
         return handlers
 
@@ -66,7 +64,7 @@ class WorkerApp:
         return LoadSnapshot(
             instance=self._context.instance,
             roles=self._context.roles,
-            state=self._state,
+            state=InstanceState.SERVING,
             queued=queued,
             running=running,
             requests=len(queued) + len(running),
@@ -82,8 +80,6 @@ class WorkerApp:
 
     async def drain(self, deadline_s: float) -> None:
         """Both duties refuse what is new; a prefill that hands over to itself ends first."""
-        self._state = InstanceState.DRAINING
-        self._context.load_changed()
         ends_at_s = self._node.now_s() + deadline_s
         if self._decode is not None:
             self._decode.refuse_new()
@@ -94,17 +90,15 @@ class WorkerApp:
 
     async def close(self) -> None:
         """What was not drained is handed back: its gateways need not wait until they miss us."""
-        for duty in (self._prefill, self._decode):
-            if duty is not None:
-                duty.hand_back("the instance stops")
+        for duty in self._duties:
+            duty.hand_back("the instance stops")
         await self._node.close()
 
     async def _on_cancel(self, received: Received) -> Accepted:
         cancel = received.body
         assert isinstance(cancel, Cancel)
-        for duty in (self._prefill, self._decode):
-            if duty is not None:
-                duty.cancel(cancel.request_id, cancel.attempt)
+        for duty in self._duties:
+            duty.cancel(cancel.request_id, cancel.attempt)
         self._parts.discard(cancel.request_id, cancel.attempt)
         return Accepted(cancel.request_id, cancel.attempt)
 
@@ -144,11 +138,9 @@ class WorkerApp:
             missing_since_s = {gateway: missing_since_s.get(gateway, now_s) for gateway in missing}
             for gateway, since_s in missing_since_s.items():
                 if now_s - since_s >= GATEWAY_GRACE_S:
-                    for duty in (self._prefill, self._decode):
-                        if duty is not None:
-                            duty.cancel_gateway(gateway)
+                    for duty in self._duties:
+                        duty.cancel_gateway(gateway)
 
     def _gateways(self) -> set[InstanceId]:
         """Gateways that wait for something from here."""
-        duties = [duty for duty in (self._prefill, self._decode) if duty is not None]
-        return {gateway for duty in duties for gateway in duty.gateways()}
+        return {gateway for duty in self._duties for gateway in duty.gateways()}

@@ -4,7 +4,7 @@ The shell around `protocol.reservation`: owns blocks, grants and sequences of th
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from itertools import count
 
 import numpy as np
@@ -27,11 +27,11 @@ from kvpool import NoBlocksError
 from kvtransfer import Grant, TransferError, checksum
 from policy.core import RequestId, RunningRequest
 from protocol import reservation
-from protocol.parts import PartBuffer, PartsError
+from protocol.parts import PartBuffer
 from protocol.reservation import Admit, Hold, Phase
 from worker.handover import block_ranges
 from worker.held import HeldRequest
-from worker.intake import WorkError, check_commit, check_work
+from worker.intake import WorkError, check_commit, checked_prompt
 from worker.node import Node
 from worker.sequence import Sequence
 
@@ -67,14 +67,18 @@ class DecodeDuty:
             RunningRequest(
                 held.hold.request_id,
                 held.hold.attempt,
-                len(held.sequence.token_ids),
-                held.sequence.output_tokens,
-                held.sequence.work.sampling.output_tokens_max,
+                len(sequence.token_ids),
+                sequence.output_tokens,
+                sequence.work.sampling.output_tokens_max,
                 committed=held.hold.phase is Phase.RUNNING,
             )
-            for held in self._held.values()
-            if held.sequence is not None and held.hold.phase in (Phase.RESERVED, Phase.RUNNING)
+            for held, sequence in self._holding()
         )
+
+    def _holding(self) -> Iterator[tuple[HeldRequest, Sequence]]:
+        for held in self._held.values():
+            if held.sequence is not None and held.hold.phase in (Phase.RESERVED, Phase.RUNNING):
+                yield held, held.sequence
 
     async def run(self) -> None:
         """Let time pass for everything held, until cancelled."""
@@ -159,12 +163,9 @@ class DecodeDuty:
         if refusal is not None:
             return Refused(work.request_id, work.attempt, refusal, retry_after_s=1.0)
         try:
-            prompt = self._parts.prompt_of(work)
-            check_work(work, prompt, self._node.work_limits)
+            prompt = checked_prompt(work, self._parts, self._node.work_limits)
             sequence = Sequence.of(work, prompt, self._node.space(work), self._node.model.context_tokens_max)
             sequence.take_blocks(self._node.pool, spare_blocks=1)
-        except PartsError as error:
-            return Refused(work.request_id, work.attempt, RefusalReason.BAD_REQUEST, str(error))
         except WorkError as error:
             return Refused(work.request_id, work.attempt, error.reason, error.detail)
         except NoBlocksError as error:
@@ -181,7 +182,7 @@ class DecodeDuty:
         if self._draining:
             return RefusalReason.DRAINING
         holding_max = HOLDING_PER_BATCH_MAX * self._node.config.batch_requests_max
-        if len(self.running()) >= holding_max or len(self._held) >= HOLDS_MAX:
+        if sum(1 for _ in self._holding()) >= holding_max or len(self._held) >= HOLDS_MAX:
             return RefusalReason.QUEUE_FULL
         if self._node.steps.preempted:
             # Who waits for blocks to come back goes first, or never would.

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from cluster.messages import Commit, RefusalReason, Work
 from kvhash import BLOCK_TOKENS
 from protocol.order import TOKEN_ID_BYTES
+from protocol.parts import PartBuffer, PartsError
 
 
 class WorkError(ValueError):
@@ -27,7 +28,17 @@ class WorkLimits:
     blocks: int
 
 
-def check_work(work: Work, prompt_token_ids: bytes, limits: WorkLimits) -> None:
+def checked_prompt(work: Work, parts: PartBuffer, limits: WorkLimits) -> bytes:
+    """The prompt's token ids, whether they came with `work` or in parts before it. Raises WorkError."""
+    try:
+        prompt_token_ids = parts.prompt_of(work)
+    except PartsError as error:
+        raise _bad(str(error)) from error
+    _check_work(work, prompt_token_ids, limits)
+    return prompt_token_ids
+
+
+def _check_work(work: Work, prompt_token_ids: bytes, limits: WorkLimits) -> None:
     """Raises WorkError where `work` is malformed or does not fit."""
     if work.fingerprint != limits.fingerprint:
         raise WorkError(RefusalReason.WRONG_MODEL, f"fingerprint is {work.fingerprint[:64]!r}, not ours")

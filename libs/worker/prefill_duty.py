@@ -13,8 +13,8 @@ from cluster.tracing import TraceContext
 from kvindex.core import InstanceId
 from policy.core import QueuedRequest, RequestId
 from protocol import prefill
-from protocol.parts import PartBuffer, PartsError
-from worker.intake import WorkError, check_work
+from protocol.parts import PartBuffer
+from worker.intake import WorkError, checked_prompt
 from worker.node import Node
 from worker.prefill_request import PrefillRequest
 from worker.sequence import Sequence
@@ -108,10 +108,7 @@ class PrefillDuty:
             # The gateway gave up what is older; its cancel may still be on the way, or lost.
             self.cancel(work.request_id, work.attempt - 1)
         try:
-            prompt = self._parts.prompt_of(work)
-            check_work(work, prompt, self._node.work_limits)
-        except PartsError as error:
-            return Refused(work.request_id, work.attempt, RefusalReason.BAD_REQUEST, str(error))
+            prompt = checked_prompt(work, self._parts, self._node.work_limits)
         except WorkError as error:
             return Refused(work.request_id, work.attempt, error.reason, error.detail)
         self._enqueue(submit, prompt, received.trace)
