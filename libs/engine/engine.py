@@ -22,7 +22,7 @@ from engine.cost_profile import (
 from engine.errors import EngineError, NonFiniteLogitsError
 from engine.layout import KVLayout
 from engine.llama import LlamaModel
-from engine.paged_cache import PagedCache
+from engine.paged_cache import PagedCache, to_tensors
 from engine.sampler import check, sample
 from engine.step import FlatStep, SequenceStep, StepLimits, StepResult, flatten
 from policy.core import CostCoefficients
@@ -46,7 +46,8 @@ class Engine:
         if threads < 1:
             raise EngineError(f"threads must be at least 1, not {threads}")
         self._model = model
-        self._cache = PagedCache(layout, arena_buffer, blocks)
+        self._cache = PagedCache.over(layout, arena_buffer, blocks)
+        self._device = model.ops.device
         self._threads = threads
         self._limits = StepLimits(
             blocks, layout.block_tokens, model.config.context_tokens_max, model.config.vocab_size
@@ -114,10 +115,10 @@ class Engine:
 
     def _forward(self, step: FlatStep, on_layer: Callable[[int], None] | None) -> Tensor:
         if step.clear_block_ids.size:
-            self._cache.clear(torch.from_numpy(step.clear_block_ids))
-        paged = self._cache.page(step)
-        hidden = self._model.forward(self._model.embed(paged.token_ids), paged, self._cache, on_layer)
-        logits = self._model.logits(hidden[torch.from_numpy(step.sampled_rows)])
+            self._cache.clear(torch.from_numpy(step.clear_block_ids).to(self._device))
+        tensors = to_tensors(step, self._device)
+        hidden = self._model.forward(self._model.embed(tensors.token_ids), tensors, self._cache, on_layer)
+        logits = self._model.logits(hidden[torch.from_numpy(step.sampled_rows).to(self._device)])
         if not bool(logits.isfinite().all()):
             raise NonFiniteLogitsError("the logits of a step are not finite: wrong weights or stale KV")
         return logits

@@ -18,20 +18,25 @@ from engine.errors import ModelFolderError
 from engine.llama import LayerWeights, LlamaModel
 from engine.llama_tensors import EMBEDDING, FINAL_NORM, HEAD, layer_prefix, tensor_shapes
 from engine.model_folder import ModelConfig, weight_files
+from engine.ops import Ops
+from engine.torch_ops import TorchOps
 
 SUPPORTED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 IGNORED_SUFFIX = ".rotary_emb.inv_freq"
 """A buffer that old checkpoints carry; it follows from the config."""
 
 
-def load_model(folder: Path, *, dtype: str = "float32", layers: range | None = None) -> LlamaModel:
-    """The model in a Hugging Face folder, or the given range of its layers.
+def load_model(
+    folder: Path, ops: Ops | None = None, *, dtype: str = "float32", layers: range | None = None
+) -> LlamaModel:
+    """The model in a Hugging Face folder, or the given range of its layers, packed for `ops`.
 
     Raises ModelFolderError naming the field, file or tensor that is missing, unknown or misshapen.
     """
     if dtype != "float32":
         raise ModelFolderError(f"dtype {dtype!r} is not supported, only 'float32'")
     config = ModelConfig.load(folder)
+    ops = TorchOps() if ops is None else ops
     held = _held_layers(config, layers)
     with ExitStack() as stack:
         weights = _Weights(folder, config, stack)
@@ -39,11 +44,14 @@ def load_model(folder: Path, *, dtype: str = "float32", layers: range | None = N
         is_last = held.stop == config.layers
         head = None
         if is_last:
-            head = embedding if config.tie_word_embeddings else weights.take(HEAD)
+            matrix = embedding if config.tie_word_embeddings else weights.take(HEAD)
+            assert matrix is not None
+            head = ops.pack([matrix])
         return LlamaModel(
             config,
+            ops,
             held,
-            [_layer_weights(weights, layer) for layer in held],
+            [_layer_weights(weights, ops, layer) for layer in held],
             embedding=embedding if held.start == 0 else None,
             final_norm=weights.take(FINAL_NORM) if is_last else None,
             head=head,
@@ -61,20 +69,17 @@ def _needs_embedding(config: ModelConfig, held: range) -> bool:
     return held.start == 0 or (config.tie_word_embeddings and held.stop == config.layers)
 
 
-def _layer_weights(weights: "_Weights", layer: int) -> LayerWeights:
+def _layer_weights(weights: "_Weights", ops: Ops, layer: int) -> LayerWeights:
     def take(name: str) -> Tensor:
         return weights.take(f"{layer_prefix(layer)}{name}.weight")
 
     return LayerWeights(
         attention_norm=take("input_layernorm"),
-        query=take("self_attn.q_proj"),
-        key=take("self_attn.k_proj"),
-        value=take("self_attn.v_proj"),
-        output=take("self_attn.o_proj"),
+        query_key_value=ops.pack([take(f"self_attn.{name}_proj") for name in ("q", "k", "v")]),
+        output=ops.pack([take("self_attn.o_proj")]),
         mlp_norm=take("post_attention_layernorm"),
-        gate=take("mlp.gate_proj"),
-        up=take("mlp.up_proj"),
-        down=take("mlp.down_proj"),
+        gate_up=ops.pack([take("mlp.gate_proj"), take("mlp.up_proj")]),
+        down=ops.pack([take("mlp.down_proj")]),
     )
 
 

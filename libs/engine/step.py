@@ -13,6 +13,7 @@ import numpy.typing as npt
 from engine.errors import StepError
 from policy.core import SamplingParams
 
+Int32Array = npt.NDArray[np.int32]
 Int64Array = npt.NDArray[np.int64]
 
 
@@ -55,19 +56,8 @@ class StepLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
-    """One sequence's place in the flattened step: rows [start, start + tokens)."""
-
-    start: int
-    tokens: int
-    context_tokens: int
-    block_ids: Int64Array
-    """Exactly the blocks that hold context and new tokens."""
-
-
-@dataclass(frozen=True, slots=True)
 class FlatStep:
-    """A step as arrays; `N` is the number of new tokens over all sequences."""
+    """A step as arrays, N new tokens of S sequences; the sequences with a single new token come first."""
 
     token_ids: Int64Array
     """[N]"""
@@ -75,9 +65,16 @@ class FlatStep:
     """[N]: place of each token in its sequence."""
     slots: Int64Array
     """[N]: block id · block_tokens + offset, where the token's KV goes."""
-    spans: tuple[Span, ...]
+    query_starts: Int32Array
+    """[S + 1]: rows of each sequence."""
+    kv_tokens: Int32Array
+    """[S]: context and new tokens."""
+    block_table: Int32Array
+    """[S, most blocks of one sequence]: exactly the blocks that hold context and new tokens, then 0."""
+    decodes: int
+    """How many sequences have a single new token."""
     sampled_rows: Int64Array
-    """Rows whose logits are wanted: the last of each sequence that samples."""
+    """Rows whose logits are wanted: the last of each sequence that samples, in the order given."""
     clear_block_ids: Int64Array
 
 
@@ -85,36 +82,34 @@ def flatten(sequences: Sequence[SequenceStep], limits: StepLimits) -> FlatStep:
     """The step as arrays; raises StepError naming sequence and field where one is out of bounds."""
     if not sequences:
         raise StepError("a step needs at least one sequence")
-    spans: list[Span] = []
-    token_ids: list[int] = []
-    positions: list[Int64Array] = []
-    slots: list[Int64Array] = []
-    cleared: list[int] = []
     for index, sequence in enumerate(sequences):
         _check(index, sequence, limits)
-        tokens = len(sequence.token_ids)
-        end = sequence.context_tokens + tokens
-        used_blocks = -(-end // limits.block_tokens)
-        block_ids = np.asarray(sequence.block_ids[:used_blocks], dtype=np.int64)
-        position = np.arange(sequence.context_tokens, end, dtype=np.int64)
-        block_index, offset = np.divmod(position, limits.block_tokens)
-        spans.append(Span(len(token_ids), tokens, sequence.context_tokens, block_ids))
-        token_ids.extend(sequence.token_ids)
-        positions.append(position)
-        slots.append(block_ids[block_index] * limits.block_tokens + offset)
-        cleared.extend(sequence.clear_block_ids)
-    sampled = [
-        span.start + span.tokens - 1
-        for span, sequence in zip(spans, sequences, strict=True)
-        if sequence.sampling is not None
-    ]
+    order = sorted(range(len(sequences)), key=lambda index: len(sequences[index].token_ids) > 1)
+    ordered = [sequences[index] for index in order]
+    new_tokens = np.fromiter((len(s.token_ids) for s in ordered), np.int32, len(ordered))
+    query_starts = np.zeros(len(ordered) + 1, np.int32)
+    np.cumsum(new_tokens, out=query_starts[1:])
+    kv_tokens = np.fromiter((s.context_tokens for s in ordered), np.int32, len(ordered)) + new_tokens
+    used_blocks = -(-kv_tokens // limits.block_tokens)
+    block_table = np.zeros((len(ordered), int(used_blocks.max())), np.int32)
+    for row, (sequence, blocks) in enumerate(zip(ordered, used_blocks.tolist(), strict=True)):
+        block_table[row, :blocks] = sequence.block_ids[:blocks]
+    row_of_token = np.repeat(np.arange(len(ordered)), new_tokens)
+    first_positions = (kv_tokens - new_tokens).astype(np.int64)
+    positions = np.arange(int(query_starts[-1])) + (first_positions - query_starts[:-1])[row_of_token]
+    block_index, offset = np.divmod(positions, limits.block_tokens)
+    last_rows = np.empty(len(ordered), np.int64)
+    last_rows[order] = query_starts[1:] - 1
     return FlatStep(
-        token_ids=np.asarray(token_ids, dtype=np.int64),
-        positions=np.concatenate(positions),
-        slots=np.concatenate(slots),
-        spans=tuple(spans),
-        sampled_rows=np.asarray(sampled, dtype=np.int64),
-        clear_block_ids=np.asarray(cleared, dtype=np.int64),
+        token_ids=np.fromiter((t for s in ordered for t in s.token_ids), np.int64, len(positions)),
+        positions=positions,
+        slots=block_table[row_of_token, block_index] * np.int64(limits.block_tokens) + offset,
+        query_starts=query_starts,
+        kv_tokens=kv_tokens,
+        block_table=block_table,
+        decodes=int((new_tokens == 1).sum()),
+        sampled_rows=last_rows[[s.sampling is not None for s in sequences]],
+        clear_block_ids=np.asarray([block for s in ordered for block in s.clear_block_ids], np.int64),
     )
 
 

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 from engine.engine import Engine, KVLayout, SequenceStep
 from engine.errors import EngineError, NonFiniteLogitsError, StepError
 from engine.loader import load_model
-from engine.paged_cache import PagedCache
+from engine.paged_cache import PagedCache, to_tensors
 from engine.step import StepLimits, flatten
 from engine.tiny import make_tiny_model
 from policy.core import SamplingParams
@@ -243,14 +243,14 @@ def test_two_halves_of_the_layers_make_the_whole(untied: Case) -> None:
         layout = KVLayout.of(half.config, layers=half.layers)
         assert layout.layers == 1
         buffer = memoryview(bytearray(BLOCKS * layout.block_bytes))
-        caches.append(PagedCache(layout, buffer, BLOCKS))
+        caches.append(PagedCache.over(layout, buffer, BLOCKS))
     limits = StepLimits(BLOCKS, BLOCK_TOKENS, halves[0].config.context_tokens_max, 512)
     with torch.inference_mode():
-        step = flatten([chunk(PROMPT, 0, len(PROMPT), scattered(3))], limits)
+        step = to_tensors(flatten([chunk(PROMPT, 0, len(PROMPT), scattered(3))], limits), torch.device("cpu"))
         token_ids = torch.tensor(PROMPT)
         hidden = halves[0].embed(token_ids)
         for half, cache in zip(halves, caches, strict=True):
-            hidden = half.forward(hidden, cache.page(step), cache)
+            hidden = half.forward(hidden, step, cache)
         logits = halves[1].logits(hidden)
     torch.testing.assert_close(logits, untied.logits(PROMPT), atol=1e-4, rtol=0)
     with pytest.raises(EngineError, match="no head"):
