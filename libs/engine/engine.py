@@ -40,7 +40,7 @@ class Engine:
             raise EngineError(
                 f"the engine needs a whole model, not layers {model.layers} of {model.config.layers}"
             )
-        expected = KVLayout.of(model.config, block_tokens=layout.block_tokens)
+        expected = KVLayout.of(model.config, block_tokens=layout.block_tokens, dtype_name=layout.dtype_name)
         if layout != expected:
             raise EngineError(f"layout {layout} does not fit the model, which needs {expected}")
         if threads < 1:

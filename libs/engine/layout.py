@@ -37,11 +37,16 @@ class KVLayout:
 
     @classmethod
     def of(
-        cls, config: ModelConfig, *, block_tokens: int = BLOCK_TOKENS, layers: range | None = None
+        cls,
+        config: ModelConfig,
+        *,
+        block_tokens: int = BLOCK_TOKENS,
+        layers: range | None = None,
+        dtype_name: str = "float32",
     ) -> "KVLayout":
-        """The layout of `config`'s KV in float32, or of a range of its layers."""
+        """The layout of `config`'s KV, or of a range of its layers."""
         held = config.layers if layers is None else len(layers)
-        return cls(held, config.kv_heads, block_tokens, config.head_dim, "float32")
+        return cls(held, config.kv_heads, block_tokens, config.head_dim, dtype_name)
 
     @property
     def layer_bytes(self) -> int:
