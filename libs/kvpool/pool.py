@@ -5,6 +5,9 @@ by its hash, reusable). A stored block is in use while it is pinned or one of it
 a pin on a block pins its ancestors. A stored block that is not in use is cached. Eviction takes cached
 blocks, leaves first, so what is held stays prefix-closed; `policy.evict` says in which order.
 
+Several owners may pin one block. Copy-on-write rests on `writable`: an owner that is to write where it may
+not takes a fresh block, has the bytes copied, and releases the shared one.
+
 One thread, the event loop's. Knows neither bytes nor messages; AssertionError always means that the
 caller broke the contract.
 """
@@ -82,11 +85,7 @@ class BlockPool:
             block_id = self._id_of.get(block_hash)
             if block_id is None:
                 break
-            block = self._blocks[block_id]
-            block.used_at = self._uses_seen
-            block.uses += 1
-            block.pins += 1
-            self._hold(block_id)
+            self._pin(block_id)
             block_ids.append(block_id)
         return block_ids
 
@@ -127,6 +126,38 @@ class BlockPool:
             self._hold(self._id_of[parent])
         self._events.stored(block_hash, parent, self._tier)
         return True
+
+    def store_or_share(self, block_id: int, block_hash: BlockHash, parent: BlockHash | None) -> int:
+        """As `store`; where the hash is held already, this owner's pin moves to the block that holds it.
+
+        Returns the block that the owner has now. Only for one who alone knows the address of `block_id`.
+        """
+        if self.store(block_id, block_hash, parent) or block_hash not in self._id_of:
+            return block_id
+        held_id = self._id_of[block_hash]
+        self._pin(held_id)
+        self.release((block_id,))
+        return held_id
+
+    def writable(self, block_id: int) -> bool:
+        """Whether its owner may write to it: nobody else has it pinned, and no hash says what it holds."""
+        block = self._pinned(block_id)
+        return block.pins == 1 and block.block_hash is None
+
+    def blocks_others_use(self, block_ids: Sequence[int]) -> int:
+        """Of a sequence's blocks, how many leading ones stay stored and in use if it gives back its pins."""
+        child_id: int | None = None
+        for place in range(len(block_ids) - 1, -1, -1):
+            block = self._pinned(block_ids[place])
+            if block.block_hash is None:
+                continue
+            of_own_child = (
+                child_id is not None and self._parent_id(self._blocks[child_id]) == block_ids[place]
+            )
+            if block.holds - 1 - of_own_child > 0:
+                return place + 1
+            child_id = block_ids[place]
+        return 0
 
     def retain(self, block_ids: Iterable[int]) -> None:
         """Pin blocks once more that are pinned; another owner will release them."""
@@ -172,6 +203,14 @@ class BlockPool:
     def available(self) -> int:
         """Blocks that `allocate` could give now: the free and the cached."""
         return len(self._free) + self._cached
+
+    def _pin(self, block_id: int) -> None:
+        """One pin more on a stored block, in use or cached."""
+        block = self._blocks[block_id]
+        block.used_at = self._uses_seen
+        block.uses += 1
+        block.pins += 1
+        self._hold(block_id)
 
     def _pinned(self, block_id: int) -> _Block:
         block = self._blocks[block_id] if block_id >= 0 else None

@@ -65,6 +65,11 @@ class PoolModel:
     def cached(self) -> list[int]:
         return [i for i, block in self.blocks.items() if not self.in_use(block)]
 
+    def store(self, block_id: int, path: tuple[int, ...]) -> None:
+        block = self.blocks[block_id]
+        block.block_hash, block.parent = node_hash(path), parent_of(path)
+        block.used_at, block.uses = self.clock, 1
+
     def evict_one(self) -> int:
         candidates = [
             EvictionCandidate(block_id, self.blocks[block_id].used_at, self.blocks[block_id].uses)
@@ -130,9 +135,47 @@ class PoolMachine(RuleBasedStateMachine):
         )
         assert self.pool.store(block_id, block_hash, parent) is expected
         if expected:
-            block = self.model.blocks[block_id]
-            block.block_hash, block.parent = block_hash, parent
-            block.used_at, block.uses = self.model.clock, 1
+            self.model.store(block_id, path)
+
+    @precondition(lambda self: self.fresh())
+    @rule(data=st.data(), token=st.integers(0, 2))
+    def store_or_share(self, data, token):
+        """Of two who computed the same block, the later one gives its own up for the one that is held."""
+        block_id = data.draw(st.sampled_from(self.fresh()))
+        held = sorted(path_of(block.block_hash) for block in self.model.blocks.values() if block.block_hash)
+        path = data.draw(st.sampled_from([(token,), *held, *((*p, token) for p in held if len(p) < 5)]))
+        block_hash, parent = node_hash(path), parent_of(path)
+        twin_id = self.model.id_of(block_hash)
+        if twin_id is None:
+            assert self.pool.store_or_share(block_id, block_hash, parent) == block_id
+            self.model.store(block_id, path)
+            return
+        twin = self.model.blocks[twin_id]
+        twin.pins, twin.uses, twin.used_at = twin.pins + 1, twin.uses + 1, self.model.clock
+        assert self.pool.store_or_share(block_id, block_hash, parent) == twin_id
+        self.forget_pins([block_id])
+
+    @precondition(lambda self: self.pinned())
+    @rule(data=st.data())
+    def write(self, data):
+        """Copy-on-write: who may not write gets a fresh block, and the others keep theirs."""
+        block_id = data.draw(st.sampled_from(self.pinned()))
+        block = self.model.blocks[block_id]
+        assert self.pool.writable(block_id) is (block.pins == 1 and block.block_hash is None)
+        if not self.pool.writable(block_id):
+            for private_id in self.allocate_blocks(1):
+                assert self.pool.writable(private_id)
+                self.release_blocks([block_id])
+
+    @rule(path=paths)
+    def ask_what_others_use(self, path):
+        """The answer is what is in use once this owner has gone, and stored."""
+        block_ids = [*self.acquire_blocks(path), *self.allocate_blocks(1)]
+        answer = self.pool.blocks_others_use(block_ids)
+        self.release_blocks(block_ids)
+        still = [i in self.model.blocks and self.model.in_use(self.model.blocks[i]) for i in block_ids]
+        assert answer == sum(still)
+        assert all(still[:answer])
 
     @rule(path=paths, pinned=st.integers(0, 5))
     def serve(self, path, pinned):
@@ -177,6 +220,9 @@ class PoolMachine(RuleBasedStateMachine):
 
     def release_blocks(self, block_ids):
         self.pool.release(block_ids)
+        self.forget_pins(block_ids)
+
+    def forget_pins(self, block_ids):
         self.model.clock += 1
         for block_id in block_ids:
             block = self.model.blocks[block_id]
