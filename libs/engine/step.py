@@ -11,10 +11,13 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.errors import StepError
-from policy.core import SamplingParams
+from policy.core import SamplingParams, TokenLogprobs
 
 Int32Array = npt.NDArray[np.int32]
 Int64Array = npt.NDArray[np.int64]
+TokenIds = Int32Array | tuple[int, ...]
+TokenMask = Int32Array
+"""[vocabulary / 32, rounded up]: token i is allowed where bit i % 32 of word i // 32 is set."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +39,26 @@ class SequenceStep:
     """Output tokens the sequence has so far: the position that the sampler draws for."""
     clear_block_ids: tuple[int, ...] = ()
     """Freshly given blocks, zeroed before use: unused slots of the last block are sent as zeros."""
+    sample: int = 0
+    """Which of the request's samples this is: each draws its own random numbers."""
+    prompt_token_ids: TokenIds = ()
+    """With `output_token_ids` all tokens so far; wanted only where `sampling.needs_history`."""
+    output_token_ids: TokenIds = ()
+    allowed: TokenMask | None = None
+    """The tokens that may come next; None: all of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
+    """One entry a sequence in each tuple, in the order given."""
+
     token_ids: tuple[int | None, ...]
-    """One entry a sequence, in the order given; None where no token was wanted."""
+    """None where no token was wanted, or the sequence failed."""
     elapsed_s: float
+    logprobs: tuple[TokenLogprobs | None, ...] = ()
+    """None where none were wanted."""
+    failures: tuple[str | None, ...] = ()
+    """Why a sequence alone came to nothing in a step that did its work; None where all is well."""
 
 
 @dataclass(frozen=True, slots=True)

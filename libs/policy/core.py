@@ -40,10 +40,13 @@ class FinishReason(StrEnum):
 class SamplingParams:
     """How a request's next token is chosen; with the tokens so far, all the state a sampler has.
 
-    `temperature` 0 is greedy. `top_k` 0 means no limit. `seed` is always set (the gateway draws one
-    where the client gave none), so that a replay draws the same numbers. Generation ends after
-    `output_tokens_max` tokens or at one of `stop_token_ids`, unless fewer than `output_tokens_min`
-    came before it.
+    `temperature` 0 is greedy. `top_k` 0 means no limit; `min_p` keeps tokens at least that probable,
+    seen from the most probable. `seed` is always set (the gateway draws one where the client gave
+    none), so that a replay draws the same numbers. `repetition_penalty` looks at prompt and output,
+    the presence and frequency penalties at the output alone. `logit_bias` holds (token id, what is
+    added to its logit). Generation ends after `output_tokens_max` tokens or at one of
+    `stop_token_ids`, unless fewer than `output_tokens_min` came before it. Ranges are
+    `policy.sampling_limits`'.
     """
 
     output_tokens_max: int
@@ -53,6 +56,31 @@ class SamplingParams:
     top_p: float = 1.0
     top_k: int = 0
     seed: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    logprobs: int | None = None
+    """None: none wanted; 0: of the chosen token; n: also those of the n most probable tokens."""
+    samples: int = 1
+    """Answers to one prompt, each with random numbers of its own."""
+
+    @property
+    def needs_history(self) -> bool:
+        """The sampler must see the tokens so far."""
+        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Natural logarithms of probabilities in the model's own distribution: before bias, penalties, masks
+    and temperature."""
+
+    token_logprob: float
+    """Of the token that was chosen."""
+    top: tuple[tuple[int, float], ...] = ()
+    """(token id, logprob) of the most probable tokens, best first; of equals the lower id first."""
 
 
 @dataclass(frozen=True, slots=True)
