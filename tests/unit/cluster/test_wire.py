@@ -55,7 +55,10 @@ def values_of(kind: object) -> st.SearchStrategy[object]:
     if isinstance(kind, types.UnionType) or get_origin(kind) is typing.Union:
         return st.one_of([values_of(part) for part in get_args(kind)])
     if get_origin(kind) is tuple:
-        return st.lists(values_of(get_args(kind)[0]), max_size=3).map(tuple)
+        parts = get_args(kind)
+        if parts[-1] is not Ellipsis:
+            return st.tuples(*(values_of(part) for part in parts))
+        return st.lists(values_of(parts[0]), max_size=3).map(tuple)
     assert isinstance(kind, type)
     if issubclass(kind, StrEnum):
         return st.sampled_from(kind)
