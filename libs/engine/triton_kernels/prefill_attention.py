@@ -1,0 +1,285 @@
+"""Causal attention of runs of new tokens over paged keys and values, cached prefix included.
+
+Flash attention: scores never leave the chip. The query heads that share a key head lie in one tile, row
+r being token r // group and head r % group, so that each tile of keys is read once for all of them. The
+runs of a batch are cut into tiles of tokens; a program finds its run from the lengths on the device, and
+long rows start first, so that no long program starts last.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from engine.triton_kernels.common import (
+    LOG2_E,
+    MASKED_SCORE,
+    blocks_of,
+    find_work,
+    multiply,
+    multiply_add,
+    require_contiguous_rows,
+    sequences_padded,
+)
+
+FEW_ROWS = 16
+"""Runs as short as this (tokens · group) get the smallest tile of a tensor core."""
+VARYING = ("sequences", "window", "table_stride")
+"""Arguments that differ from step to step: Triton must not compile anew where one is 1 or divides by 16."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillTile:
+    """`rows` of queries (tokens · group) against `tokens` of context at a time."""
+
+    rows: int
+    tokens: int
+    warps: int
+    stages: int
+
+
+def prefill_tile(dtype: torch.dtype, head_dim: int, rows_max: int) -> PrefillTile:
+    """Sizes that neither spill nor exceed 99 KiB of shared memory, the least of the chips served."""
+    if dtype == torch.float32:
+        return PrefillTile(rows=FEW_ROWS if rows_max <= FEW_ROWS else 64, tokens=32, warps=4, stages=2)
+    if rows_max <= FEW_ROWS:
+        return PrefillTile(rows=FEW_ROWS, tokens=64, warps=4, stages=3)
+    return PrefillTile(rows=128, tokens=64, warps=8, stages=3 if head_dim <= 64 else 2)
+
+
+def prefill_attention(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    query_starts: Tensor,
+    kv_tokens: Tensor,
+    block_table: Tensor,
+    output: Tensor,
+    *,
+    query_tokens_max: int,
+    scale: float,
+    window_tokens: int | None,
+) -> None:
+    """Fills the rows of `output` [N, H, D] that `query_starts` [S + 1] names, and no others.
+
+    keys, values [B, K, T, D]; kv_tokens [S] and block_table [S, ≥ blocks] int32. Run s is query rows
+    query_starts[s] up to query_starts[s + 1], the newest of its kv_tokens[s] tokens.
+    """
+    require_contiguous_rows(query=query, keys=keys, values=values, output=output, block_table=block_table)
+    rows, heads, head_dim = query.shape
+    sequences = kv_tokens.shape[0]
+    kv_heads, block_tokens = keys.shape[1], keys.shape[2]
+    group = heads // kv_heads
+    tile = prefill_tile(query.dtype, head_dim, query_tokens_max * group)
+    tile_queries = max(1, tile.rows // group)
+    # Each run may end in one tile that is not full.
+    tiles_max = rows // tile_queries + sequences
+    _attend_runs[(tiles_max, kv_heads)](
+        query,
+        keys,
+        values,
+        output,
+        query_starts,
+        kv_tokens,
+        block_table,
+        sequences,
+        window_tokens or 0,
+        scale * LOG2_E,
+        query.stride(0),
+        query.stride(1),
+        keys.stride(0),
+        keys.stride(1),
+        keys.stride(2),
+        values.stride(0),
+        values.stride(1),
+        values.stride(2),
+        output.stride(0),
+        output.stride(1),
+        block_table.stride(0),
+        GROUP=group,
+        HEAD_DIM=head_dim,
+        HEAD_DIM_PADDED=triton.next_power_of_2(head_dim),
+        BLOCK_TOKENS=block_tokens,
+        WINDOWED=window_tokens is not None,
+        SEQUENCES=sequences_padded(sequences),
+        ROWS=max(tile.rows, triton.next_power_of_2(group)),
+        TILE_QUERIES=tile_queries,
+        TILE_TOKENS=tile.tokens,
+        num_warps=tile.warps,
+        num_stages=tile.stages,
+    )
+
+
+@triton.jit
+def _attend_context(
+    attended,
+    weight,
+    best,
+    tile_query,
+    head_keys,
+    head_values,
+    table_row,
+    start,
+    end,
+    tokens_end,
+    row_positions,
+    window,
+    scale,
+    keys_stride_block,
+    keys_stride_token,
+    values_stride_block,
+    values_stride_token,
+    HEAD_DIM: tl.constexpr,
+    HEAD_DIM_PADDED: tl.constexpr,
+    BLOCK_TOKENS: tl.constexpr,
+    WINDOWED: tl.constexpr,
+    TILE_TOKENS: tl.constexpr,
+    ALL_VISIBLE: tl.constexpr,
+):
+    """Adds context [start, end), a whole number of tiles, to the running result of a tile of queries.
+
+    ALL_VISIBLE: every row sees all of it, and nothing needs to be masked.
+    """
+    dims = tl.arange(0, HEAD_DIM_PADDED)
+    dim_live = dims < HEAD_DIM
+    for position in tl.range(start, end, TILE_TOKENS):
+        at = position + tl.arange(0, TILE_TOKENS)
+        live = at < tokens_end
+        block_ids = blocks_of(table_row, at, live, BLOCK_TOKENS)
+        within = at % BLOCK_TOKENS
+        key_at = (
+            head_keys + (block_ids * keys_stride_block + within * keys_stride_token)[:, None] + dims[None, :]
+        )
+        value_at = (
+            head_values
+            + (block_ids * values_stride_block + within * values_stride_token)[:, None]
+            + dims[None, :]
+        )
+        if ALL_VISIBLE and HEAD_DIM == HEAD_DIM_PADDED:
+            tile_keys = tl.load(key_at)
+            tile_values = tl.load(value_at)
+        else:
+            loaded = live[:, None] & dim_live[None, :]
+            tile_keys = tl.load(key_at, mask=loaded, other=0.0)
+            tile_values = tl.load(value_at, mask=loaded, other=0.0)
+
+        scores = multiply(tile_query, tl.trans(tile_keys))
+        if ALL_VISIBLE:
+            best_now = tl.maximum(best, tl.max(scores, 1) * scale)
+        else:
+            visible = at[None, :] <= row_positions[:, None]
+            if WINDOWED:
+                visible = visible & (at[None, :] > row_positions[:, None] - window)
+            scores = tl.where(visible, scores, float("-inf"))
+            best_now = tl.maximum(best, tl.max(scores, 1) * scale)
+        shares = tl.exp2(scores * scale - best_now[:, None])
+        shrink = tl.exp2(best - best_now)
+        weight = weight * shrink + tl.sum(shares, 1)
+        attended = multiply_add(shares.to(tile_values.dtype), tile_values, attended * shrink[:, None])
+        best = best_now
+    return attended, weight, best
+
+
+@triton.jit(do_not_specialize=VARYING)
+def _attend_runs(
+    query,
+    keys,
+    values,
+    output,
+    query_starts,
+    kv_tokens,
+    block_table,
+    sequences,
+    window,
+    scale,
+    query_stride_row,
+    query_stride_head,
+    keys_stride_block,
+    keys_stride_head,
+    keys_stride_token,
+    values_stride_block,
+    values_stride_head,
+    values_stride_token,
+    output_stride_row,
+    output_stride_head,
+    table_stride,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HEAD_DIM_PADDED: tl.constexpr,
+    BLOCK_TOKENS: tl.constexpr,
+    WINDOWED: tl.constexpr,
+    SEQUENCES: tl.constexpr,
+    ROWS: tl.constexpr,
+    TILE_QUERIES: tl.constexpr,
+    TILE_TOKENS: tl.constexpr,
+):
+    """One tile of queries of one run, for one key head."""
+    head = tl.program_id(1)
+    index = tl.arange(0, SEQUENCES)
+    begins = tl.load(query_starts + index, mask=index < sequences, other=0)
+    runs = tl.load(query_starts + 1 + index, mask=index < sequences, other=0) - begins
+    counts = (runs + TILE_QUERIES - 1) // TILE_QUERIES
+    item = tl.sum(counts, 0) - 1 - tl.program_id(0)
+    if item < 0:
+        return
+    sequence, tile = find_work(item, tl.cumsum(counts, 0), counts, SEQUENCES)
+    first_row = tl.load(query_starts + sequence)
+    run = tl.load(query_starts + sequence + 1) - first_row
+    tokens = tl.load(kv_tokens + sequence)
+    context = tokens - run
+    first_position = context + tile * TILE_QUERIES
+    last_position = tl.minimum(first_position + TILE_QUERIES, tokens) - 1
+
+    rows = tl.arange(0, ROWS)
+    dims = tl.arange(0, HEAD_DIM_PADDED)
+    row_positions = first_position + rows // GROUP
+    heads = head * GROUP + rows % GROUP
+    # Rows past the last token compute what nobody reads.
+    row_live = (row_positions <= last_position) & (rows < TILE_QUERIES * GROUP)
+    row_at = (first_row + tile * TILE_QUERIES + rows // GROUP).to(tl.int64)
+    loaded = row_live[:, None] & (dims < HEAD_DIM)[None, :]
+    tile_query = tl.load(
+        query + (row_at * query_stride_row + heads * query_stride_head)[:, None] + dims[None, :],
+        mask=loaded,
+        other=0.0,
+    )
+    table_row = block_table + sequence.to(tl.int64) * table_stride
+    head_keys = keys + head.to(tl.int64) * keys_stride_head
+    head_values = values + head.to(tl.int64) * values_stride_head
+
+    attended = tl.zeros([ROWS, HEAD_DIM_PADDED], tl.float32)
+    weight = tl.zeros([ROWS], tl.float32)
+    best = tl.full([ROWS], MASKED_SCORE, tl.float32)
+    start = tokens * 0
+    if WINDOWED:
+        # Blocks that no row sees are skipped; then tiles that some rows see only in part.
+        start = tl.maximum(first_position - window + 1, 0) // BLOCK_TOKENS * BLOCK_TOKENS
+        whole_from = tl.maximum(last_position - window + 1, start)
+        whole_from = start + (whole_from - start + TILE_TOKENS - 1) // TILE_TOKENS * TILE_TOKENS
+        whole_from = tl.minimum(whole_from, last_position + 1)
+        attended, weight, best = _attend_context(
+            attended, weight, best, tile_query, head_keys, head_values, table_row,
+            start, whole_from, tokens, row_positions, window, scale,
+            keys_stride_block, keys_stride_token, values_stride_block, values_stride_token,
+            HEAD_DIM, HEAD_DIM_PADDED, BLOCK_TOKENS, WINDOWED, TILE_TOKENS, False,
+        )  # fmt: skip
+        start = whole_from
+    # Then those that all rows see in full, and last the diagonal.
+    whole_to = start + tl.maximum(first_position + 1 - start, 0) // TILE_TOKENS * TILE_TOKENS
+    attended, weight, best = _attend_context(
+        attended, weight, best, tile_query, head_keys, head_values, table_row,
+        start, whole_to, tokens, row_positions, window, scale,
+        keys_stride_block, keys_stride_token, values_stride_block, values_stride_token,
+        HEAD_DIM, HEAD_DIM_PADDED, BLOCK_TOKENS, WINDOWED, TILE_TOKENS, True,
+    )  # fmt: skip
+    attended, weight, best = _attend_context(
+        attended, weight, best, tile_query, head_keys, head_values, table_row,
+        whole_to, last_position + 1, tokens, row_positions, window, scale,
+        keys_stride_block, keys_stride_token, values_stride_block, values_stride_token,
+        HEAD_DIM, HEAD_DIM_PADDED, BLOCK_TOKENS, WINDOWED, TILE_TOKENS, False,
+    )  # fmt: skip
+    attended = attended / weight[:, None]
+    place = output + (row_at * output_stride_row + heads * output_stride_head)[:, None] + dims[None, :]
+    tl.store(place, attended.to(output.dtype.element_ty), mask=loaded)
