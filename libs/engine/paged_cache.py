@@ -5,8 +5,6 @@ byte as soon as it is written. What is read are exactly the slots that were comp
 earlier owner left in a block, NaN included, never reaches a result.
 """
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
@@ -54,14 +52,13 @@ class PagedCache:
         """Keys and values of one layer, views [block, kv_head, token, head_dim]."""
         return self._layers[layer]
 
+    def copy(self, sources: Tensor, destinations: Tensor) -> None:
+        """Copies whole blocks; every source is read before any destination is written."""
+        self._blocks.index_copy_(0, destinations, self._blocks.index_select(0, sources))
+
     def clear(self, block_ids: Tensor) -> None:
         """Zeroes whole blocks."""
         self._blocks.index_fill_(0, block_ids, 0.0)
-
-    def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """Copies whole blocks, (source, destination) each; no block is both."""
-        for source, destination in pairs:
-            self._blocks[destination] = self._blocks[source]
 
 
 def to_tensors(step: FlatStep, device: torch.device) -> StepTensors:

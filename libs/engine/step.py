@@ -39,6 +39,8 @@ class SequenceStep:
     """Output tokens the sequence has so far: the position that the sampler draws for."""
     clear_block_ids: tuple[int, ...] = ()
     """Freshly given blocks, zeroed before use: unused slots of the last block are sent as zeros."""
+    copy_blocks: tuple[tuple[int, int], ...] = ()
+    """(from, to) of whole blocks: copy-on-write. All are read before any is written or cleared."""
     sample: int = 0
     """Which of the request's samples this is: each draws its own random numbers."""
     prompt_token_ids: TokenIds = ()
@@ -92,6 +94,8 @@ class FlatStep:
     sampled_rows: Int64Array
     """Rows whose logits are wanted: the last of each sequence that samples, in the order given."""
     clear_block_ids: Int64Array
+    copy_blocks: Int64Array
+    """[copies, 2]: from and to."""
 
 
 def flatten(sequences: Sequence[SequenceStep], limits: StepLimits) -> FlatStep:
@@ -126,6 +130,7 @@ def flatten(sequences: Sequence[SequenceStep], limits: StepLimits) -> FlatStep:
         decodes=int((new_tokens == 1).sum()),
         sampled_rows=last_rows[[s.sampling is not None for s in sequences]],
         clear_block_ids=np.asarray([block for s in ordered for block in s.clear_block_ids], np.int64),
+        copy_blocks=np.asarray([copy for s in ordered for copy in s.copy_blocks], np.int64).reshape(-1, 2),
     )
 
 
@@ -151,6 +156,7 @@ def _check(index: int, sequence: SequenceStep, limits: StepLimits) -> None:
     for field, block_ids in (
         ("block_ids", sequence.block_ids),
         ("clear_block_ids", sequence.clear_block_ids),
+        ("copy_blocks", tuple(block_id for copy in sequence.copy_blocks for block_id in copy)),
     ):
         if block_ids and not 0 <= min(block_ids) <= max(block_ids) < limits.blocks:
             raise fail(field, f"a block id is outside 0..{limits.blocks - 1}")

@@ -1,10 +1,10 @@
 """Decode: reserve blocks, take over by commit, generate, keep tokens until the gateway has them.
 
-The shell around `protocol.reservation`: owns blocks, grants and sequences of the requests held here.
+Answers what comes in and says who is admitted; what is held is `held_table`'s.
 """
 
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from itertools import count
 
 import numpy as np
@@ -24,13 +24,14 @@ from cluster.messages import (
 )
 from kvindex.core import InstanceId
 from kvpool import NoBlocksError
-from kvtransfer import Grant, TransferError, checksum
+from kvtransfer import TransferError, checksum
 from policy.core import RequestId, RunningRequest
 from protocol import reservation
 from protocol.parts import PartBuffer
-from protocol.reservation import Admit, Hold, Phase
+from protocol.reservation import Admit, Phase
 from worker.handover import block_ranges
 from worker.held import HeldRequest
+from worker.held_table import HeldTable
 from worker.intake import WorkError, check_commit, checked_prompt
 from worker.node import Node
 from worker.sequence import Sequence
@@ -40,17 +41,16 @@ TICK_S = 0.25
 HOLDS_MAX = 65_536
 """Requests remembered at once, tombstones included."""
 HOLDING_PER_BATCH_MAX = 2
-"""Reserved and running requests, in batches: what waits for its turn already holds its blocks."""
+"""Samples of reserved and running requests, in batches: what waits for its turn already holds its blocks."""
 
 
 class DecodeDuty:
     def __init__(self, node: Node, parts: PartBuffer) -> None:
         self._node = node
         self._parts = parts
-        self._held: dict[RequestId, HeldRequest] = {}
+        self._held = HeldTable(node)
         self._generations = count(1)
         self._draining = False
-        self._changed = asyncio.Event()
 
     def handlers(self) -> Mapping[type, Handler]:
         return {
@@ -63,29 +63,14 @@ class DecodeDuty:
 
     def running(self) -> tuple[RunningRequest, ...]:
         """Everything that holds blocks here."""
-        return tuple(
-            RunningRequest(
-                held.hold.request_id,
-                held.hold.attempt,
-                len(sequence.token_ids),
-                sequence.output_tokens,
-                sequence.work.sampling.output_tokens_max,
-                committed=held.hold.phase is Phase.RUNNING,
-            )
-            for held, sequence in self._holding()
-        )
-
-    def _holding(self) -> Iterator[tuple[HeldRequest, Sequence]]:
-        for held in self._held.values():
-            if held.sequence is not None and held.hold.phase in (Phase.RESERVED, Phase.RUNNING):
-                yield held, held.sequence
+        return tuple(_running(held) for held in self._held.holding())
 
     async def run(self) -> None:
         """Let time pass for everything held, until cancelled."""
         while True:
             await asyncio.sleep(TICK_S)
-            for held in list(self._held.values()):
-                self._feed(held, reservation.TimePassed())
+            for held in self._held:
+                self._held.feed(held, reservation.TimePassed())
 
     def refuse_new(self) -> None:
         """From now on no new reservation is given; what is prefilled here may still be adopted."""
@@ -97,16 +82,16 @@ class DecodeDuty:
         self.refuse_new()
         try:
             async with asyncio.timeout(timeout_s):
-                while any(held.hold.phase is not Phase.CLOSED for held in self._held.values()):
-                    self._changed.clear()
-                    await self._changed.wait()
+                while any(held.hold.phase is not Phase.CLOSED for held in self._held):
+                    self._held.changed.clear()
+                    await self._held.changed.wait()
         except TimeoutError:
             self.hand_back("the instance drains")
 
     def hand_back(self, detail: str) -> None:
         """Give up what runs: its gateways are told, and place it elsewhere."""
         self.refuse_new()
-        for held in list(self._held.values()):
+        for held in self._held:
             if held.hold.phase is Phase.RUNNING:
                 held.failed(detail)
 
@@ -118,29 +103,27 @@ class DecodeDuty:
         if known is not None:
             if known.hold.attempt >= sequence.work.attempt:
                 return False
-            self._feed(known, reservation.CancelAsked(known.hold.attempt))
+            self._held.feed(known, reservation.CancelAsked(known.hold.attempt))
         hold = reservation.adopted(sequence.request_id, sequence.work.attempt, self._node.now_s())
-        held = self._remember(hold, sequence)
-        sequence.owner = held
-        held.tell_tokens(sequence.output_tokens - 1, (first_token_id,), sequence.cached_prompt_tokens)
+        self._held.adopt(self._held.remember(hold), sequence, first_token_id)
         return True
 
     def cancel(self, request_id: RequestId, attempt: int) -> None:
         """Drop everything of this request up to `attempt`; what comes late meets a tombstone."""
         held = self._held.get(request_id)
         if held is not None:
-            self._feed(held, reservation.CancelAsked(attempt))
+            self._held.feed(held, reservation.CancelAsked(attempt))
         elif len(self._held) < HOLDS_MAX:
-            self._remember(reservation.tombstone(request_id, attempt, self._node.now_s()), None)
+            self._held.remember(reservation.tombstone(request_id, attempt, self._node.now_s()))
 
     def gateways(self) -> set[InstanceId]:
-        return {held.sequence.work.gateway for held in self._held.values() if held.sequence is not None}
+        return {held.work.gateway for held in self._held if held.work is not None}
 
     def cancel_gateway(self, gateway: InstanceId) -> None:
         """The gateway is lost: nobody waits for its answers."""
-        for held in list(self._held.values()):
-            if held.sequence is not None and held.sequence.work.gateway == gateway:
-                self._feed(held, reservation.CancelAsked(held.hold.attempt))
+        for held in self._held:
+            if held.work is not None and held.work.gateway == gateway:
+                self._held.feed(held, reservation.CancelAsked(held.hold.attempt))
 
     async def _on_reserve(self, received: Received) -> Reserved | Refused:
         reserve = received.body
@@ -158,14 +141,15 @@ class DecodeDuty:
         if not isinstance(admission, Admit):
             return admission
         if held is not None and admission.supersedes:
-            self._feed(held, reservation.CancelAsked(held.hold.attempt))
-        refusal = self._second_admission()
+            self._held.feed(held, reservation.CancelAsked(held.hold.attempt))
+        samples = work.sampling.samples
+        refusal = self._second_admission(samples)
         if refusal is not None:
             return Refused(work.request_id, work.attempt, refusal, retry_after_s=1.0)
         try:
             prompt = checked_prompt(work, self._parts, self._node.work_limits)
             sequence = Sequence.of(work, prompt, self._node.space(work), self._node.model.context_tokens_max)
-            sequence.take_blocks(self._node.pool, spare_blocks=1)
+            sequence.take_blocks(self._node.pool, spare_blocks=samples)
         except WorkError as error:
             return Refused(work.request_id, work.attempt, error.reason, error.detail)
         except NoBlocksError as error:
@@ -177,12 +161,14 @@ class DecodeDuty:
             reason = RefusalReason.QUEUE_FULL if error.retryable else RefusalReason.BAD_REQUEST
             return Refused(work.request_id, work.attempt, reason, str(error))
 
-    def _second_admission(self) -> RefusalReason | None:
+    def _second_admission(self, samples: int) -> RefusalReason | None:
         """Load may have changed since the conductor placed the request (DESIGN §3 step 5)."""
         if self._draining:
             return RefusalReason.DRAINING
         holding_max = HOLDING_PER_BATCH_MAX * self._node.config.batch_requests_max
-        if sum(1 for _ in self._holding()) >= holding_max or len(self._held) >= HOLDS_MAX:
+        holding = sum(held.work.sampling.samples for held in self._held.holding() if held.work is not None)
+        # One request alone is taken however many samples it wants: they take turns in the batch.
+        if (holding and holding + samples > holding_max) or len(self._held) >= HOLDS_MAX:
             return RefusalReason.QUEUE_FULL
         if self._node.steps.preempted:
             # Who waits for blocks to come back goes first, or never would.
@@ -190,7 +176,7 @@ class DecodeDuty:
         return None
 
     def _hold(self, reserve: Reserve, sequence: Sequence) -> Reserved:
-        """Grant the blocks that are to be written: those after the held prefix, without the spare one.
+        """Grant the blocks that are to be written: those after the held prefix, without the spare ones.
         Raises TransferError, with nothing remembered."""
         node = self._node
         held_blocks = sequence.stored_blocks
@@ -211,7 +197,9 @@ class DecodeDuty:
         bytes_to_write = len(writable) * node.layout.block_bytes
         hold = reservation.reserve(answer, reserve.owner, len(writable), bytes_to_write, node.now_s())
         sequence.unclear_block_ids = sequence.block_ids[prompt_blocks:]
-        self._remember(hold, sequence).grant = grant
+        held = self._held.remember(hold)
+        held.open(sequence)
+        held.grant = grant
         node.context.load_changed()
         return answer
 
@@ -238,8 +226,7 @@ class DecodeDuty:
         """Of the blocks as they lie in memory now. Where they are freed meanwhile the machine says so
         before it looks at the sum."""
         assert held.hold.answer is not None
-        assert held.sequence is not None
-        sequence, answer = held.sequence, held.hold.answer
+        sequence, answer = held.answers[0].sequence, held.hold.answer
         written = sequence.block_ids[answer.held_blocks : sequence.blocks_needed()]
         ranges = block_ranges(written, self._node.layout.block_bytes)
         return await asyncio.to_thread(checksum, self._node.region, ranges)
@@ -255,12 +242,17 @@ class DecodeDuty:
         return self._ask(finish, reservation.FinishAsked(finish.attempt))
 
     def resume(self, resume: Resume) -> Accepted | Refused:
-        """Everything emitted from `from_index` on goes out again; what still prefills has nothing yet."""
+        """What a sample emitted from `from_index` on goes out again; what still prefills has nothing yet."""
         held = self._held.get(resume.request_id)
-        if held is None or held.hold.attempt != resume.attempt or held.sequence is None:
+        if held is None or held.hold.attempt != resume.attempt or held.work is None:
             return Refused(resume.request_id, resume.attempt, RefusalReason.UNKNOWN)
+        if not 0 <= resume.sample < held.work.sampling.samples:
+            detail = f"sample is {resume.sample}, the request has {held.work.sampling.samples}"
+            return Refused(resume.request_id, resume.attempt, RefusalReason.BAD_REQUEST, detail)
         if held.hold.phase is not Phase.RESERVED:
-            held.tell_again(resume.from_index)
+            for answer in held.answers:
+                if answer.sequence.sample == resume.sample:
+                    answer.tell_again(resume.from_index)
         return Accepted(resume.request_id, resume.attempt)
 
     def _ask(self, asked: Renew | Commit | Release | Finish, event: reservation.Event) -> Accepted | Refused:
@@ -268,76 +260,20 @@ class DecodeDuty:
         held = self._held.get(asked.request_id)
         if held is None:
             return Refused(asked.request_id, asked.attempt, RefusalReason.UNKNOWN)
-        reply = self._feed(held, event)
+        reply = self._held.feed(held, event)
         assert reply is not None
         return reply
 
-    def _feed(self, held: HeldRequest, event: reservation.Event) -> Accepted | Refused | None:
-        """One event through the machine; its effects are carried out or begun when this returns."""
-        held.hold, effects = reservation.step(held.hold, event, self._node.now_s())
-        reply = None
-        for effect in effects:
-            match effect:
-                case reservation.Reply(message):
-                    reply = message
-                case reservation.StartDecoding(commit):
-                    self._node.spawn(self._start(held, commit), "start decoding", held.failed)
-                case reservation.TellExpired(owner):
-                    held.tell_expired(owner)
-                case reservation.RevokeAndFree() | reservation.StopAndFree():
-                    assert held.sequence is not None
-                    # At once: a step that ends in this turn of the event loop tells a closed record nothing.
-                    self._node.steps.leave(held.sequence)
-                    self._node.spawn(self._free(held.sequence, held.grant), "free")
-                    held.sequence = None
-                case reservation.TellEnd():
-                    held.tell_end()
-                case reservation.ForgetTokens():
-                    held.sequence = None
-                case reservation.Forget():
-                    self._forget(held)
-        self._changed.set()
-        return reply
 
-    async def _start(self, held: HeldRequest, commit: Commit) -> None:
-        """The grant ends before the first step: from now on the blocks are written here only."""
-        assert held.grant is not None
-        await self._node.endpoint.revoke(held.grant)
-        sequence = held.sequence
-        if held.hold.phase is not Phase.RUNNING or sequence is None:
-            return
-        sequence.context_tokens = len(sequence.token_ids)
-        sequence.store_full_blocks(self._node.pool)
-        sequence.goes_on = True
-        sequence.owner = held
-        sequence.append(commit.first_token_id)
-        held.tell_tokens(sequence.output_tokens - 1, (commit.first_token_id,), commit.cached_tokens)
-        self._node.steps.add(sequence)
-        self._node.pool_changed()
-
-    async def _free(self, sequence: Sequence, grant: Grant | None) -> None:
-        """No byte lands and no step runs in the blocks any more; then they go back."""
-        if grant is not None:
-            await self._node.endpoint.revoke(grant)
-        await self._node.steps.remove(sequence)
-        sequence.give_back(self._node.pool)
-        self._node.pool_changed()
-
-    def _remember(self, hold: Hold, sequence: Sequence | None) -> HeldRequest:
-        held = HeldRequest(hold, self._node.outbox, self._answer_ended, self._broken, sequence)
-        self._held[hold.request_id] = held
-        return held
-
-    def _forget(self, held: HeldRequest) -> None:
-        if self._held.get(held.hold.request_id) is held:
-            del self._held[held.hold.request_id]
-
-    def _answer_ended(self, held: HeldRequest) -> None:
-        """The blocks go back at once and stay cached; the tokens wait for the gateway's finish."""
-        assert held.sequence is not None
-        held.sequence.give_back(self._node.pool)
-        self._node.pool_changed()
-        self._feed(held, reservation.AnswerEnded())
-
-    def _broken(self, held: HeldRequest) -> None:
-        self._feed(held, reservation.CancelAsked(held.hold.attempt))
+def _running(held: HeldRequest) -> RunningRequest:
+    """The samples of a request weigh as one: the KV of all that still grow, the longest output."""
+    assert held.work is not None
+    sequences = [answer.sequence for answer in held.answers]
+    return RunningRequest(
+        held.hold.request_id,
+        held.hold.attempt,
+        sum(len(sequence.token_ids) for sequence in sequences if sequence.ending is None),
+        max(sequence.output_tokens for sequence in sequences),
+        held.work.sampling.output_tokens_max,
+        committed=held.hold.phase is Phase.RUNNING,
+    )

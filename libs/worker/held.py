@@ -1,11 +1,11 @@
-"""One request as decode holds it: its state, its sequence, and what the gateway is told of it."""
+"""One request as decode holds it: its state, an answer for each sample, and what the gateway is told."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from cluster.messages import FailedEntry, FinishEntry, TokensEntry
+from cluster.messages import FailedEntry, FinishEntry, TokensEntry, Work
 from kvindex.core import InstanceId
 from kvtransfer import Grant
 from policy.core import FinishReason
@@ -15,20 +15,11 @@ from worker.sequence import Sequence
 
 
 @dataclass(slots=True, eq=False)
-class HeldRequest:
-    """The owner of its sequence. `sequence` None: closed, only the tombstone is left.
+class HeldAnswer:
+    """One sample's answer: the owner of its sequence. What it tells is told in the name of its request."""
 
-    `ended(held)` is called after the last token, `broken(held)` after a failure; both were told to the
-    gateway then.
-    """
-
-    hold: Hold
-    outbox: Outbox
-    ended: Callable[["HeldRequest"], None]
-    broken: Callable[["HeldRequest"], None]
-    sequence: Sequence | None = None
-    grant: Grant | None = None
-    ending: FinishReason | None = None
+    request: "HeldRequest"
+    sequence: Sequence
 
     def layer_done(self, layer: int, computed_tokens: int, last_layer: bool) -> None:
         """Nothing is streamed from a decoding sequence."""
@@ -37,35 +28,24 @@ class HeldRequest:
         """Recomputing after a preemption: the gateway has these tokens."""
 
     def token_sampled(self, token_id: int, ending: FinishReason | None) -> None:
-        sequence = self._open()
-        self.tell_tokens(sequence.output_tokens - 1, (token_id,))
+        self.tell_tokens(self.sequence.output_tokens - 1, (token_id,))
         if ending is not None:
-            self.ending = ending
-            self._tell_finish(ending)
-            self.ended(self)
+            self.tell_end()
+            self.request.answer_ended(self)
 
     def failed(self, detail: str) -> None:
-        if self.sequence is None:
-            return
-        work = self.sequence.work
-        self.outbox.put(work.gateway, FailedEntry(work.request_id, work.attempt, True, detail))
-        self.broken(self)
-
-    def tell_expired(self, owner: InstanceId | None) -> None:
-        """The reservation's owner did not renew it: the request is better placed without that one."""
-        work = self._open().work
-        detail = "the reservation expired: prefill neither renewed nor committed it"
-        self.outbox.put(work.gateway, FailedEntry(work.request_id, work.attempt, True, detail, owner))
+        self.request.failed(detail)
 
     def tell_tokens(self, first_index: int, token_ids: tuple[int, ...], cached_tokens: int = 0) -> None:
-        work = self._open().work
+        work = self.sequence.work
         packed = np.asarray(token_ids, "<i4").tobytes()
-        entry = TokensEntry(work.request_id, work.attempt, 0, first_index, packed, cached_tokens)
-        self.outbox.put(work.gateway, entry)
+        sample = self.sequence.sample
+        entry = TokensEntry(work.request_id, work.attempt, sample, first_index, packed, cached_tokens)
+        self.request.outbox.put(work.gateway, entry)
 
     def tell_again(self, from_index: int) -> None:
         """All tokens from `from_index` on, and the end where it was reached."""
-        sequence = self._open()
+        sequence = self.sequence
         for start in range(max(0, from_index), sequence.output_tokens, TOKENS_PER_ENTRY_MAX):
             first = sequence.work.prompt_tokens + start
             self.tell_tokens(start, tuple(sequence.token_ids[first : first + TOKENS_PER_ENTRY_MAX]))
@@ -73,15 +53,64 @@ class HeldRequest:
 
     def tell_end(self) -> None:
         """The end, where it was reached; after it nothing follows that would show that it was lost."""
-        if self.ending is not None:
-            self._tell_finish(self.ending)
-
-    def _tell_finish(self, ending: FinishReason) -> None:
-        sequence = self._open()
+        sequence = self.sequence
+        if sequence.ending is None:
+            return
         work = sequence.work
-        entry = FinishEntry(work.request_id, work.attempt, 0, sequence.output_tokens, ending)
-        self.outbox.put(work.gateway, entry)
+        entry = FinishEntry(
+            work.request_id, work.attempt, sequence.sample, sequence.output_tokens, sequence.ending
+        )
+        self.request.outbox.put(work.gateway, entry)
 
-    def _open(self) -> Sequence:
-        assert self.sequence is not None, "closed"
-        return self.sequence
+
+@dataclass(slots=True, eq=False)
+class HeldRequest:
+    """`work` and `answers` are empty once it is closed: only the tombstone is left.
+
+    `answer_ended(answer)` is called after the last token of an answer, `broken(held)` after a failure; both
+    were told to the gateway then. A reserved request has one answer, which the others fork from.
+    """
+
+    hold: Hold
+    outbox: Outbox
+    answer_ended: Callable[[HeldAnswer], None]
+    broken: Callable[["HeldRequest"], None]
+    work: Work | None = None
+    answers: list[HeldAnswer] = field(default_factory=list)
+    grant: Grant | None = None
+
+    def open(self, sequence: Sequence) -> HeldAnswer:
+        """Begin one sample's answer."""
+        answer = HeldAnswer(self, sequence)
+        self.work = sequence.work
+        self.answers.append(answer)
+        return answer
+
+    def close(self) -> None:
+        """Forget the tokens: nobody will ask for them again."""
+        self.work = None
+        self.answers = []
+
+    @property
+    def ended(self) -> bool:
+        """Every sample's answer is complete."""
+        return all(answer.sequence.ending is not None for answer in self.answers)
+
+    def failed(self, detail: str) -> None:
+        """One sample that cannot go on ends them all: the request is placed again as a whole."""
+        work = self.work
+        if work is None:
+            return
+        self.outbox.put(work.gateway, FailedEntry(work.request_id, work.attempt, True, detail))
+        self.broken(self)
+
+    def tell_expired(self, owner: InstanceId | None) -> None:
+        """The reservation's owner did not renew it: the request is better placed without that one."""
+        assert self.work is not None, "closed"
+        detail = "the reservation expired: prefill neither renewed nor committed it"
+        entry = FailedEntry(self.work.request_id, self.work.attempt, True, detail, owner)
+        self.outbox.put(self.work.gateway, entry)
+
+    def tell_end(self) -> None:
+        for answer in self.answers:
+            answer.tell_end()

@@ -115,7 +115,8 @@ class PrefillRequest:
         self._tell(ProgressEntry(work.request_id, work.attempt, computed_tokens, cached_tokens))
 
     def token_sampled(self, token_id: int, ending: FinishReason | None) -> None:
-        self.feed(prefill.Computed(token_id, ending))
+        # With more samples the others begin now, whatever the first one's token was: decode tells that end.
+        self.feed(prefill.Computed(token_id, ending if self._work.sampling.samples == 1 else None))
 
     def failed(self, detail: str) -> None:
         self.feed(prefill.Failed(detail))

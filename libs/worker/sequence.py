@@ -1,5 +1,6 @@
 """One request's tokens and blocks on this instance, between the duties and the step loop."""
 
+from collections.abc import Sequence as Rows
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -32,7 +33,7 @@ class Sequence:
     """Tokens (prompt + output), the blocks that hold their KV, and how far it is computed.
 
     `context_tokens` tokens have KV. The first `stored_blocks` blocks were offered to the pool under
-    their hash. `owner` None: nobody listens any more.
+    their hash. `owner` None: nobody listens any more. The samples of one request are a sequence each.
     """
 
     work: Work
@@ -40,15 +41,28 @@ class Sequence:
     token_ids: list[int]
     hashes: list[BlockHash]
     context_tokens_max: int
+    sample: int = 0
     owner: Owner | None = None
     block_ids: list[int] = field(default_factory=list)
+    """A block may be another sequence's as well: `prepare_write` gives a copy before it is written."""
     unclear_block_ids: list[int] = field(default_factory=list)
+    copies: list[tuple[int, int]] = field(default_factory=list)
+    """(from, to) of blocks that the next step copies before anything is written."""
     context_tokens: int = 0
     stored_blocks: int = 0
     cached_tokens: int = 0
+    ending: FinishReason | None = None
+    """Why no further token follows."""
+    decodes: bool = False
+    """Its prompt, or what is computed again after a preemption, is behind it."""
     goes_on: bool = False
     """After its first token it stays in the batch; else the owner hands it over."""
     streams_layers: bool = False
+    """Its blocks are being read from outside: what they hold does not move."""
+    arrival: int = 0
+    """Its place among all that came to the step loop."""
+    last_step: int = 0
+    """The number of the last step it was in."""
 
     @classmethod
     def of(cls, work: Work, prompt_token_ids: bytes, space: Namespace, context_tokens_max: int) -> "Sequence":
@@ -72,16 +86,8 @@ class Sequence:
 
     @property
     def new_tokens(self) -> int:
-        """Tokens without KV: 1 while decoding."""
+        """Tokens without KV: 1 while decoding, more where tokens were forced."""
         return len(self.token_ids) - self.context_tokens
-
-    @property
-    def decodes(self) -> bool:
-        return self.goes_on and self.new_tokens == 1 and self.context_tokens > 0
-
-    @property
-    def needs_block(self) -> bool:
-        return self.context_tokens == len(self.block_ids) * BLOCK_TOKENS
 
     @property
     def reusable_hashes(self) -> list[BlockHash]:
@@ -90,7 +96,7 @@ class Sequence:
 
     def blocks_needed(self) -> int:
         """Blocks for the KV of all tokens so far."""
-        return -(-len(self.token_ids) // BLOCK_TOKENS)
+        return blocks_of(len(self.token_ids))
 
     def take_blocks(self, pool: BlockPool, spare_blocks: int = 0) -> None:
         """Pin the cached prefix and allocate the rest, plus `spare_blocks`. Raises NoBlocksError, with
@@ -113,25 +119,114 @@ class Sequence:
         pool.release(self.block_ids)
         self.block_ids = []
         self.unclear_block_ids = []
+        self.copies = []
         self.stored_blocks = 0
         self.context_tokens = 0
+        self.decodes = False
+
+    def fork(self, pool: BlockPool, sample: int, tokens: int) -> "Sequence":
+        """Another sample of the first `tokens` tokens, which have KV here. It shares their blocks, the
+        partly filled last one too, and computes the last token again: that is what it samples from.
+
+        Where this sequence holds more blocks than it needs one goes along, for the copy that the first
+        write will take.
+        """
+        assert 0 < tokens <= self.context_tokens
+        shared = self.block_ids[: blocks_of(tokens)]
+        pool.retain(shared)
+        spare = [self.block_ids.pop()] if len(self.block_ids) > self.blocks_needed() else []
+        self._keep_unclear(excluded=spare)
+        return Sequence(
+            self.work,
+            self.space,
+            self.token_ids[:tokens],
+            self.hashes[: tokens // BLOCK_TOKENS],
+            self.context_tokens_max,
+            sample=sample,
+            block_ids=shared + spare,
+            unclear_block_ids=spare,
+            context_tokens=tokens - 1,
+            stored_blocks=(tokens - 1) // BLOCK_TOKENS,
+            decodes=True,
+            goes_on=True,
+        )
+
+    def blocks_to_allocate(self, pool: BlockPool, tokens: int) -> int:
+        """Blocks `prepare_write` will take from the pool."""
+        blocks = blocks_of(self.context_tokens + tokens)
+        missing = blocks - len(self.block_ids)
+        shared = not self._may_write_first(pool)
+        return max(0, missing + shared)
+
+    def prepare_write(self, pool: BlockPool, tokens: int) -> None:
+        """From now on the next `tokens` tokens have slots that are this sequence's alone, and it holds no
+        block beyond them. Raises NoBlocksError, with nothing changed."""
+        fresh = pool.allocate(self.blocks_to_allocate(pool, tokens))
+        self.block_ids += fresh
+        self.unclear_block_ids += fresh
+        if not self._may_write_first(pool):
+            index = self.context_tokens // BLOCK_TOKENS
+            shared, private = self.block_ids[index], self.block_ids.pop()
+            self.block_ids[index] = private
+            self.copies.append((shared, private))
+            pool.release((shared,))
+        self._cut(pool, blocks_of(self.context_tokens + tokens))
+        # What is copied over is not cleared: that would come after the copy.
+        self._keep_unclear(excluded=[private for _, private in self.copies])
+
+    def give_back_spare(self, pool: BlockPool) -> None:
+        """Unpin the blocks beyond those for the tokens so far."""
+        self._cut(pool, self.blocks_needed())
+        self._keep_unclear()
+
+    def written(self, tokens: int) -> None:
+        """A step has computed `tokens` more tokens, and with them done what was to be done first."""
+        self.context_tokens += tokens
+        self.unclear_block_ids = []
+        self.copies = []
 
     def store_full_blocks(self, pool: BlockPool) -> None:
-        """Offer blocks that became full to the pool, parents first."""
-        for index in range(self.stored_blocks, self.context_tokens // BLOCK_TOKENS):
+        """Offer blocks that became full to the pool, parents first. Where another sequence was first with
+        one, that one is used from now on."""
+        full_blocks = self.context_tokens // BLOCK_TOKENS
+        for index in range(self.stored_blocks, full_blocks):
             parent = self.hashes[index - 1] if index else None
             if index == len(self.hashes):
                 block_token_ids = self.token_ids[index * BLOCK_TOKENS : (index + 1) * BLOCK_TOKENS]
                 self.hashes.append(BlockHash(extend(parent, self.space, block_token_ids)))
-            pool.store(self.block_ids[index], self.hashes[index], parent)
-        self.stored_blocks = max(self.stored_blocks, self.context_tokens // BLOCK_TOKENS)
+            if self.streams_layers:
+                pool.store(self.block_ids[index], self.hashes[index], parent)
+            else:
+                self.block_ids[index] = pool.store_or_share(self.block_ids[index], self.hashes[index], parent)
+        self.stored_blocks = max(self.stored_blocks, full_blocks)
 
     def append(self, token_id: int) -> FinishReason | None:
         """Take a sampled token; the reason where it ends the answer."""
         self.token_ids.append(token_id)
         sampling = self.work.sampling
         if token_id in sampling.stop_token_ids and self.output_tokens > sampling.output_tokens_min:
-            return FinishReason.STOP
-        if self.output_tokens >= sampling.output_tokens_max or len(self.token_ids) >= self.context_tokens_max:
-            return FinishReason.LENGTH
-        return None
+            self.ending = FinishReason.STOP
+        elif (
+            self.output_tokens >= sampling.output_tokens_max or len(self.token_ids) >= self.context_tokens_max
+        ):
+            self.ending = FinishReason.LENGTH
+        return self.ending
+
+    def _cut(self, pool: BlockPool, blocks: int) -> None:
+        pool.release(self.block_ids[blocks:])
+        del self.block_ids[blocks:]
+
+    def _keep_unclear(self, excluded: Rows[int] = ()) -> None:
+        """Only blocks that are still held are to be cleared."""
+        held = set(self.block_ids).difference(excluded)
+        self.unclear_block_ids = [block_id for block_id in self.unclear_block_ids if block_id in held]
+
+    def _may_write_first(self, pool: BlockPool) -> bool:
+        """Whether the block of the next token is this sequence's alone, or not there yet."""
+        index = self.context_tokens // BLOCK_TOKENS
+        return index >= len(self.block_ids) or pool.writable(self.block_ids[index])
+
+
+def blocks_of(tokens: int) -> int:
+    """Blocks that `tokens` tokens take, the last one partly filled."""
+    return -(-tokens // BLOCK_TOKENS)

@@ -5,6 +5,7 @@ decided by `policy.plan_step`; computing is the engine thread's.
 """
 
 import asyncio
+from bisect import insort
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
@@ -53,11 +54,16 @@ class StepLoop:
         self._in_step: frozenset[Sequence] = frozenset()
         self._step_over = asyncio.Condition()
         self._wake = asyncio.Event()
+        self._arrivals = 0
+        self._steps = 0
         self.prefill_tokens_total = 0
         self.decode_tokens_total = 0
 
     def add(self, sequence: Sequence) -> None:
         """Take a sequence that holds its blocks into the batch, behind those that came before."""
+        self._arrivals += 1
+        sequence.arrival = self._arrivals
+        sequence.last_step = self._steps
         self._sequences.append(sequence)
         self._wake.set()
 
@@ -88,9 +94,8 @@ class StepLoop:
         while True:
             self._wake.clear()
             self._readmit()
-            places = {RequestId(str(place)): sequence for place, sequence in enumerate(self._sequences)}
-            plan = self._plan(places)
-            self._preempt([places[place] for place in reversed(plan.preempted)])
+            plan, places = self._plan()
+            self._preempt([places[place] for place in plan.preempted])
             rows = self._rows(plan, places)
             if rows:
                 await self._step(rows)
@@ -99,24 +104,38 @@ class StepLoop:
                 # would wake us then.
                 await self._wake.wait()
 
-    def _plan(self, places: Mapping[RequestId, Sequence]) -> StepPlan:
-        """The plan names sequences by their place: two attempts of one request may be here at once."""
-        waiting = [PrefillWork(place, s.new_tokens) for place, s in places.items() if not s.decodes]
-        running = [DecodeWork(place, s.needs_block) for place, s in places.items() if s.decodes]
-        return plan_step(waiting, running, self._pool.available(), self._limits)
+    def _plan(self) -> tuple[StepPlan, Mapping[RequestId, Sequence]]:
+        """The plan names sequences by their place: the samples and attempts of a request are one each."""
+        places = {RequestId(str(place)): sequence for place, sequence in enumerate(self._sequences)}
+        waiting = [
+            PrefillWork(place, sequence.new_tokens, self._steps - sequence.last_step)
+            for place, sequence in places.items()
+            if not sequence.decodes
+        ]
+        running = [
+            DecodeWork(
+                place,
+                sequence.blocks_to_allocate(self._pool, sequence.new_tokens),
+                sequence.new_tokens,
+                self._steps - sequence.last_step,
+            )
+            for place, sequence in places.items()
+            if sequence.decodes
+        ]
+        return plan_step(waiting, running, self._pool.available(), self._limits), places
 
     def _preempt(self, sequences: Rows[Sequence]) -> None:
         """The blocks of a preempted sequence go back to the pool, its KV is recomputed later."""
         for sequence in sequences:
-            self._log.info("preempted", request_id=sequence.request_id)
+            self._log.info("preempted", request_id=sequence.request_id, sample=sequence.sample)
             self._metrics.preemptions.inc()
             sequence.give_back(self._pool)
             self._sequences.remove(sequence)
-            self._preempted.append(sequence)
+            insort(self._preempted, sequence, key=_arrival)
 
     def _readmit(self) -> None:
-        """Preempted sequences come back oldest first, each with room for one more block, unless it has
-        all blocks that there are."""
+        """Preempted sequences come back oldest first, to their old place, where there is room for one
+        block more, unless that is more than there are."""
         blocks = self._pool.stats().blocks
         while self._preempted:
             sequence = self._preempted[0]
@@ -124,25 +143,25 @@ class StepLoop:
                 sequence.take_blocks(self._pool, spare_blocks=min(1, blocks - sequence.blocks_needed()))
             except NoBlocksError:
                 return
+            sequence.give_back_spare(self._pool)
             self._preempted.pop(0)
-            self._sequences.append(sequence)
+            sequence.last_step = self._steps
+            insort(self._sequences, sequence, key=_arrival)
 
     def _rows(self, plan: StepPlan, places: Mapping[RequestId, Sequence]) -> list[Row]:
         rows = []
-        for place in plan.decodes:
-            sequence = places[place]
-            if sequence.needs_block:
-                fresh = self._pool.allocate(1)
-                sequence.block_ids += fresh
-                sequence.unclear_block_ids += fresh
-            rows.append(Row(sequence, 1, samples=True))
-        for chunk in plan.prefills:
-            sequence = places[chunk.request_id]
-            rows.append(Row(sequence, chunk.tokens, samples=chunk.tokens == sequence.new_tokens))
+        for part in plan.decodes:
+            places[part.request_id].prepare_write(self._pool, part.tokens)
+        for part in plan.decodes + plan.prefills:
+            sequence = places[part.request_id]
+            rows.append(Row(sequence, part.tokens, samples=part.tokens == sequence.new_tokens))
         return rows
 
     async def _step(self, rows: list[Row]) -> None:
         self._in_step = frozenset(row.sequence for row in rows)
+        self._steps += 1
+        for row in rows:
+            row.sequence.last_step = self._steps
         try:
             result = await self._engine.run([_engine_step(row) for row in rows], self._layer_hook(rows))
         except Exception as error:
@@ -178,21 +197,21 @@ class StepLoop:
 
     def _apply(self, row: Row, token_id: int | None) -> None:
         sequence = row.sequence
-        if row.samples and sequence.output_tokens > 0 and row.tokens == 1:
-            self.decode_tokens_total += 1
-            self._metrics.decode_tokens.inc()
+        if sequence.decodes:
+            self.decode_tokens_total += row.tokens
+            self._metrics.decode_tokens.inc(row.tokens)
         else:
             self.prefill_tokens_total += row.tokens
             self._metrics.prefill_tokens.inc(row.tokens)
         if sequence.owner is None:
             return
-        sequence.context_tokens += row.tokens
-        sequence.unclear_block_ids = []
+        sequence.written(row.tokens)
         sequence.store_full_blocks(self._pool)
         if token_id is None:
             sequence.owner.chunk_done(sequence.context_tokens)
             return
         ending = sequence.append(token_id)
+        sequence.decodes = sequence.goes_on
         if ending is not None or not sequence.goes_on:
             self._sequences.remove(sequence)
         sequence.owner.token_sampled(token_id, ending)
@@ -215,4 +234,10 @@ def _engine_step(row: Row) -> SequenceStep:
         sampling=sequence.work.sampling if row.samples else None,
         output_tokens=sequence.output_tokens,
         clear_block_ids=tuple(sequence.unclear_block_ids),
+        sample=sequence.sample,
+        copy_blocks=tuple(sequence.copies),
     )
+
+
+def _arrival(sequence: Sequence) -> int:
+    return sequence.arrival
