@@ -120,7 +120,7 @@ def measure(
     import torch
 
     from engine.models import resolve_model
-    from moonpool.benchmarks.engine_under_test import EngineUnderTest
+    from moonpool.benchmarks.engine_under_test import EngineUnderTest, decode_bytes
     from moonpool.benchmarks.read_bandwidth import bandwidth_reader
 
     folder = resolve_model(model, moonpool_home(), lambda text: print(text, file=sys.stderr))
@@ -146,7 +146,7 @@ def measure(
         prompt = random.Random(PROMPT_SEED).choices(range(engine.config.vocab_size), k=case.tokens)
         samples = _samples(engine, case, prompt, read_bandwidth, repeats)
         bandwidths += [sample.bandwidth for sample in samples if sample.bandwidth is not None]
-        step_bytes = engine.decode_bytes(case.sequences, case.tokens)
+        step_bytes = decode_bytes(engine.config, case.sequences, case.tokens)
         results += summarise(case, samples, step_bytes, context | machine_context())
     if bandwidths:
         results.append(_read_bandwidth(bandwidths, context | machine_context()))

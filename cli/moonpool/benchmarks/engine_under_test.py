@@ -43,14 +43,6 @@ class EngineUnderTest:
         self.backend = "torch"
         self._sequences: list[_Sequence] = []
 
-    def decode_bytes(self, sequences: int, context_tokens: int) -> int:
-        """What a decode step reads at least: every weight once, and each sequence's KV."""
-        weights = tensor_shapes(self.config)
-        if not self.config.tie_word_embeddings:
-            del weights[EMBEDDING]  # one row a sequence: nothing beside the rest
-        numbers = sum(math.prod(shape) for shape in weights.values())
-        return 4 * numbers + sequences * context_tokens * self.layout.token_bytes
-
     def prefill(self, prompt: Sequence[int]) -> int:
         """The first output token of a prompt; one step. Forgets the sequences that were started."""
         return self.start([prompt])[0]
@@ -99,3 +91,12 @@ class EngineUnderTest:
     def _run(self, steps: Sequence[SequenceStep]) -> list[int]:
         token_ids = self._engine.run(steps).token_ids
         return [token_id for token_id in token_ids if token_id is not None]
+
+
+def decode_bytes(config: ModelConfig, sequences: int, context_tokens: int) -> int:
+    """What a decode step reads at least: every weight once, and each sequence's KV; float32."""
+    shapes = tensor_shapes(config)
+    if not config.tie_word_embeddings:
+        del shapes[EMBEDDING]  # one row a sequence: nothing beside the rest
+    numbers = sum(math.prod(shape) for shape in shapes.values())
+    return 4 * numbers + sequences * context_tokens * KVLayout.of(config).token_bytes

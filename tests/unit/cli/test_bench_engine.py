@@ -2,8 +2,10 @@ import pytest
 from safetensors import safe_open
 from tests.support.models import tiny_folder
 
+from engine.layout import KVLayout
+from engine.model_folder import ModelConfig
 from moonpool.benchmarks.engine import CASES, Case, Phase, Sample, measure, summarise
-from moonpool.benchmarks.engine_under_test import EngineUnderTest
+from moonpool.benchmarks.engine_under_test import EngineUnderTest, decode_bytes
 
 pytestmark = pytest.mark.unit
 
@@ -76,6 +78,6 @@ def test_a_decode_step_reads_every_weight_and_each_context() -> None:
     with safe_open(folder / "model.safetensors", framework="np") as stored:
         sizes = {name: stored.get_tensor(name).nbytes for name in stored.keys()}  # noqa: SIM118 - no mapping
     weights = sum(sizes.values()) - sizes["model.embed_tokens.weight"]
-    engine = EngineUnderTest(folder, threads=1, backend=None, sequences_max=1, tokens_max=16)
-    assert engine.decode_bytes(1, 0) == weights
-    assert engine.decode_bytes(3, 10) == weights + 30 * engine.layout.token_bytes
+    config = ModelConfig.load(folder)
+    assert decode_bytes(config, 1, 0) == weights
+    assert decode_bytes(config, 3, 10) == weights + 30 * KVLayout.of(config).token_bytes
