@@ -19,11 +19,11 @@ from engine.cost_profile import (
     plan_profile,
     profile_step,
 )
-from engine.errors import EngineError, NonFiniteLogitsError
+from engine.errors import EngineError
+from engine.families.decoder import DecoderModel
 from engine.layout import KVLayout
-from engine.llama import LlamaModel
 from engine.paged_cache import PagedCache, to_tensors
-from engine.sampler import check, sample
+from engine.sampler import NOTHING_SAMPLED, check, sample
 from engine.step import FlatStep, SequenceStep, StepLimits, StepResult, flatten
 from policy.core import CostCoefficients
 
@@ -34,7 +34,13 @@ class Engine:
     """Computes steps of a whole model over an arena of `blocks` blocks, in place and without a copy."""
 
     def __init__(
-        self, model: LlamaModel, layout: KVLayout, arena_buffer: memoryview, blocks: int, *, threads: int = 1
+        self,
+        model: DecoderModel,
+        layout: KVLayout,
+        arena_buffer: memoryview,
+        blocks: int,
+        *,
+        threads: int = 1,
     ) -> None:
         if not model.whole:
             raise EngineError(
@@ -59,15 +65,27 @@ class Engine:
         """Computes one step: any mix of prefill chunks and decodes.
 
         `on_layer(l)` is called as soon as layer `l`'s KV of all sequences is in the arena; it must not
-        block. Raises StepError or SamplingError before anything is written.
+        block. Raises StepError or SamplingError before anything is written. A sequence whose logits
+        are not finite fails alone, see StepResult.
         """
         started_s = time.perf_counter()
         for sequence in sequences:
             if sequence.sampling is not None:
-                check(sequence.sampling)
+                check(sequence.sampling, self._limits.vocab_size)
         logits = self.logits(sequences, on_layer)
-        token_ids = _sample_all(sequences, logits)
-        return StepResult(token_ids, time.perf_counter() - started_s)
+        sampling = [index for index, sequence in enumerate(sequences) if sequence.sampling is not None]
+        rows = [NOTHING_SAMPLED] * len(sequences)
+        if sampling:
+            with torch.inference_mode():
+                sampled = sample(logits, [sequences[index] for index in sampling], self._model.ops.draw)
+            for index, row in zip(sampling, sampled, strict=True):
+                rows[index] = row
+        return StepResult(
+            token_ids=tuple(row.token_id for row in rows),
+            elapsed_s=time.perf_counter() - started_s,
+            logprobs=tuple(row.logprobs for row in rows),
+            failures=tuple(row.failure for row in rows),
+        )
 
     def logits(
         self, sequences: Sequence[SequenceStep], on_layer: Callable[[int], None] | None = None
@@ -114,19 +132,11 @@ class Engine:
         return min(self.run(step).elapsed_s for _ in range(point.repeats))
 
     def _forward(self, step: FlatStep, on_layer: Callable[[int], None] | None) -> Tensor:
+        if step.copy_blocks.size:
+            copies = torch.from_numpy(step.copy_blocks).to(self._device)
+            self._cache.copy(copies[:, 0], copies[:, 1])
         if step.clear_block_ids.size:
             self._cache.clear(torch.from_numpy(step.clear_block_ids).to(self._device))
         tensors = to_tensors(step, self._device)
         hidden = self._model.forward(self._model.embed(tensors.token_ids), tensors, self._cache, on_layer)
-        logits = self._model.logits(hidden[torch.from_numpy(step.sampled_rows).to(self._device)])
-        if not bool(logits.isfinite().all()):
-            raise NonFiniteLogitsError("the logits of a step are not finite: wrong weights or stale KV")
-        return logits
-
-
-def _sample_all(sequences: Sequence[SequenceStep], logits: Tensor) -> tuple[int | None, ...]:
-    rows = iter(logits)
-    return tuple(
-        None if sequence.sampling is None else sample(next(rows), sequence.sampling, sequence.output_tokens)
-        for sequence in sequences
-    )
+        return self._model.logits(hidden[torch.from_numpy(step.sampled_rows).to(self._device)])

@@ -17,7 +17,7 @@ from engine.atomic_folder import atomic_folder
 from engine.errors import ModelFolderError
 from engine.gguf_fields import GGUFFields
 from engine.gguf_tokenizer import read_special_tokens, read_vocabulary
-from engine.llama_tensors import EMBEDDING, FINAL_NORM, HEAD, layer_prefix, tensor_shapes
+from engine.tensor_shapes import EMBEDDING, FINAL_NORM, HEAD, layer_prefix, tensor_shapes
 from engine.model_folder import ModelConfig
 from engine.safetensors_file import Float32Array, write_float32
 from engine.tokenizer_file import SpecialTokens, write_json, write_tokenizer

@@ -1,11 +1,11 @@
 """Weights from safetensors files into a model.
 
-The files are mapped, not read: float32 weights are used where they lie, so that all processes of a
-machine that serve a model share one copy in the page cache. Other dtypes are converted, into memory
-of their own.
+The files are mapped, not read: on the CPU weights of the asked dtype are used where they lie, so that
+all processes of a machine that serve a model share one copy in the page cache. Other dtypes are
+converted, into memory of their own.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -15,45 +15,61 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from engine.errors import ModelFolderError
-from engine.llama import LayerWeights, LlamaModel
-from engine.llama_tensors import EMBEDDING, FINAL_NORM, HEAD, layer_prefix, tensor_shapes
+from engine.families import llama, mistral, qwen2, qwen3
+from engine.families.decoder import DecoderLayer, DecoderModel
+from engine.families.layer_weights import BuildAttention, build_layer
+from engine.model_families import Family
 from engine.model_folder import ModelConfig, weight_files
 from engine.ops import Ops
+from engine.tensor_shapes import EMBEDDING, FINAL_NORM, HEAD, layer_prefix, tensor_shapes
 from engine.torch_ops import TorchOps
 
-SUPPORTED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+DTYPES: Mapping[str, torch.dtype] = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+"""What weights may be stored in, and what a model may compute in."""
 IGNORED_SUFFIX = ".rotary_emb.inv_freq"
 """A buffer that old checkpoints carry; it follows from the config."""
+
+FAMILIES: Mapping[Family, BuildAttention] = {
+    Family.LLAMA: llama.build_attention,
+    Family.QWEN2: qwen2.build_attention,
+    Family.QWEN3: qwen3.build_attention,
+    Family.MISTRAL: mistral.build_attention,
+}
 
 
 def load_model(
     folder: Path, ops: Ops | None = None, *, dtype: str = "float32", layers: range | None = None
-) -> LlamaModel:
+) -> DecoderModel:
     """The model in a Hugging Face folder, or the given range of its layers, packed for `ops`.
 
-    Raises ModelFolderError naming the field, file or tensor that is missing, unknown or misshapen.
+    Without `ops` it computes in plain torch on the CPU. Raises ModelFolderError naming the field, file
+    or tensor that is missing, unknown or misshapen.
     """
-    if dtype != "float32":
-        raise ModelFolderError(f"dtype {dtype!r} is not supported, only 'float32'")
+    if dtype not in DTYPES:
+        raise ModelFolderError(f"dtype {dtype!r} is not supported, only {', '.join(DTYPES)}")
     config = ModelConfig.load(folder)
     ops = TorchOps() if ops is None else ops
     held = _held_layers(config, layers)
     with ExitStack() as stack:
-        weights = _Weights(folder, config, stack)
+        weights = _Weights(folder, config, ops.device, DTYPES[dtype], stack)
         embedding = weights.take(EMBEDDING) if _needs_embedding(config, held) else None
-        is_last = held.stop == config.layers
-        head = None
-        if is_last:
+        final_norm, head = None, None
+        if held.stop == config.layers:
+            final_norm = weights.take(FINAL_NORM)
             matrix = embedding if config.tie_word_embeddings else weights.take(HEAD)
             assert matrix is not None
             head = ops.pack([matrix])
-        return LlamaModel(
+        return DecoderModel(
             config,
             ops,
             held,
-            [_layer_weights(weights, ops, layer) for layer in held],
+            [_layer(weights, ops, config, layer) for layer in held],
             embedding=embedding if held.start == 0 else None,
-            final_norm=weights.take(FINAL_NORM) if is_last else None,
+            final_norm=final_norm,
             head=head,
         )
 
@@ -69,25 +85,22 @@ def _needs_embedding(config: ModelConfig, held: range) -> bool:
     return held.start == 0 or (config.tie_word_embeddings and held.stop == config.layers)
 
 
-def _layer_weights(weights: "_Weights", ops: Ops, layer: int) -> LayerWeights:
+def _layer(weights: "_Weights", ops: Ops, config: ModelConfig, layer: int) -> DecoderLayer:
     def take(name: str) -> Tensor:
-        return weights.take(f"{layer_prefix(layer)}{name}.weight")
+        return weights.take(layer_prefix(layer) + name)
 
-    return LayerWeights(
-        attention_norm=take("input_layernorm"),
-        query_key_value=ops.pack([take(f"self_attn.{name}_proj") for name in ("q", "k", "v")]),
-        output=ops.pack([take("self_attn.o_proj")]),
-        mlp_norm=take("post_attention_layernorm"),
-        gate_up=ops.pack([take("mlp.gate_proj"), take("mlp.up_proj")]),
-        down=ops.pack([take("mlp.down_proj")]),
-    )
+    return build_layer(take, ops, FAMILIES[config.family](take, ops, config, layer))
 
 
 class _Weights:
     """The tensors of a folder by name, each checked against the config when it is taken."""
 
-    def __init__(self, folder: Path, config: ModelConfig, stack: ExitStack) -> None:
+    def __init__(
+        self, folder: Path, config: ModelConfig, device: torch.device, dtype: torch.dtype, stack: ExitStack
+    ) -> None:
         self._folder = folder
+        self._device = device
+        self._dtype = dtype
         self._shapes = tensor_shapes(config)
         self._readers: dict[str, Callable[[str], Tensor]] = {}
         for path in weight_files(folder):
@@ -111,9 +124,9 @@ class _Weights:
             raise ModelFolderError(
                 f"{self._folder}: tensor {name} has shape {shape}, config.json says {expected}"
             )
-        if tensor.dtype not in SUPPORTED_DTYPES:
+        if tensor.dtype not in DTYPES.values():
             raise ModelFolderError(f"{self._folder}: tensor {name} has the unsupported dtype {tensor.dtype}")
-        return tensor.to(torch.float32)
+        return tensor.to(device=self._device, dtype=self._dtype)
 
 
 def _open(path: Path, stack: ExitStack) -> Any:

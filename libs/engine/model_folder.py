@@ -4,27 +4,23 @@ What the engine does not compute exactly fails here, at load, with the field nam
 merely close to supported would answer wrongly without a sign.
 """
 
-import json
-import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from engine.errors import ModelFolderError
+from engine.json_fields import Fields, read_json_object
+from engine.model_families import RULES, Family, read_family, read_windows
 
-SUPPORTED_ARCHITECTURE = "LlamaForCausalLM"
-MUST_EQUAL: dict[str, tuple[object, ...]] = {
-    "model_type": ("llama",),
-    "hidden_act": ("silu",),
-    "attention_bias": (False,),
-    "mlp_bias": (False,),
-    "sliding_window": (None,),
-    "quantization_config": (None,),
-    "num_local_experts": (None, 0),
-    "num_experts": (None, 0),
-    "partial_rotary_factor": (None, 1.0),
+COMMON_ROPE_FIELDS = frozenset({"rope_type", "type", "rope_theta", "partial_rotary_factor"})
+LLAMA3_ROPE_FIELDS = frozenset(
+    {"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"}
+)
+ROPE_FIELDS: Mapping[str, frozenset[str]] = {
+    "default": COMMON_ROPE_FIELDS,
+    "llama3": COMMON_ROPE_FIELDS | LLAMA3_ROPE_FIELDS,
 }
-"""Fields that, where present, allow only these values."""
+"""The supported rope types, and the fields that each may have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +35,10 @@ class Llama3Rope:
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """What the engine needs to know of a Llama-family model."""
+    """What the engine needs to know of a model."""
 
     name: str
+    family: Family
     layers: int
     hidden_size: int
     intermediate_size: int
@@ -53,10 +50,22 @@ class ModelConfig:
     norm_epsilon: float
     rope_theta: float
     rope_scaling: Llama3Rope | None
+    windows: tuple[int | None, ...]
+    """For each layer how many positions a token sees, itself included; None: all of its context."""
     tie_word_embeddings: bool
     eos_token_ids: tuple[int, ...]
     dtype: str
     """The dtype of the stored weights, as the folder declares it."""
+
+    @property
+    def qkv_bias(self) -> bool:
+        """Whether the query, key and value projections have a bias."""
+        return RULES[self.family].qkv_bias
+
+    @property
+    def head_norm(self) -> bool:
+        """Whether each query and key head is normalised before it is rotated."""
+        return RULES[self.family].head_norm
 
     @classmethod
     def load(cls, folder: Path) -> "ModelConfig":
@@ -67,11 +76,11 @@ class ModelConfig:
         if not folder.is_dir():
             raise ModelFolderError(f"model folder {folder} does not exist")
         config = Fields(folder / "config.json")
-        _check_supported(config)
+        family = read_family(config)
         heads = config.integer("num_attention_heads")
         kv_heads = config.integer("num_key_value_heads", heads)
         hidden_size = config.integer("hidden_size")
-        head_dim = config.integer("head_dim", hidden_size // heads)
+        head_dim = config.integer("head_dim", RULES[family].head_dim_default or hidden_size // heads)
         if heads % kv_heads:
             raise config.error(
                 "num_key_value_heads", f"{kv_heads} does not divide num_attention_heads {heads}"
@@ -80,9 +89,11 @@ class ModelConfig:
             raise config.error("head_dim", f"must be even, not {head_dim}")
         theta, scaling = _rope(config)
         vocab_size = config.integer("vocab_size")
+        layers = config.integer("num_hidden_layers")
         return cls(
             name=folder.resolve().name,
-            layers=config.integer("num_hidden_layers"),
+            family=family,
+            layers=layers,
             hidden_size=hidden_size,
             intermediate_size=config.integer("intermediate_size"),
             heads=heads,
@@ -93,71 +104,11 @@ class ModelConfig:
             norm_epsilon=config.number("rms_norm_eps", 1e-6),
             rope_theta=theta,
             rope_scaling=scaling,
+            windows=read_windows(config, family, layers),
             tie_word_embeddings=config.boolean("tie_word_embeddings", False),
             eos_token_ids=_eos_token_ids(folder, config, vocab_size),
             dtype=str(config.get("dtype") or config.get("torch_dtype") or "float32"),
         )
-
-
-class Fields:
-    """One JSON file's fields, read with type and range checked."""
-
-    def __init__(self, path: Path, fields: dict[str, Any] | None = None, prefix: str = "") -> None:
-        self._path = path
-        self._prefix = prefix
-        self._fields = read_json_object(path) if fields is None else fields
-
-    def error(self, field: str, reason: str) -> ModelFolderError:
-        return ModelFolderError(f"{self._path}: field {self._prefix}{field}: {reason}")
-
-    def get(self, field: str) -> Any:
-        return self._fields.get(field)
-
-    def __contains__(self, field: str) -> bool:
-        return field in self._fields
-
-    def nested(self, field: str) -> "Fields | None":
-        value = self._fields.get(field)
-        if value is None:
-            return None
-        if not isinstance(value, dict):
-            raise self.error(field, f"must be an object, not {value!r}")
-        return Fields(self._path, value, f"{self._prefix}{field}.")
-
-    def number(self, field: str, default: float | None = None) -> float:
-        value = self._fields.get(field)
-        if value is None:
-            value = default
-        if value is None:
-            raise self.error(field, "is missing")
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-            raise self.error(field, f"must be a positive number, not {value!r}")
-        return float(value)
-
-    def integer(self, field: str, default: int | None = None) -> int:
-        value = self.number(field, default)
-        if value != int(value):
-            raise self.error(field, f"must be a whole number, not {value!r}")
-        return int(value)
-
-    def boolean(self, field: str, default: bool) -> bool:
-        value = self._fields.get(field, default)
-        if not isinstance(value, bool):
-            raise self.error(field, f"must be true or false, not {value!r}")
-        return value
-
-
-def read_json_object(path: Path) -> dict[str, Any]:
-    """The JSON object in `path`, or ModelFolderError."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ModelFolderError(f"{path} is missing") from None
-    except (OSError, ValueError) as error:
-        raise ModelFolderError(f"{path} cannot be read: {error}") from error
-    if not isinstance(value, dict):
-        raise ModelFolderError(f"{path} must hold a JSON object")
-    return value
 
 
 def weight_files(folder: Path) -> tuple[Path, ...]:
@@ -183,17 +134,6 @@ def weight_files(folder: Path) -> tuple[Path, ...]:
     return tuple(shards)
 
 
-def _check_supported(config: Fields) -> None:
-    architectures = config.get("architectures")
-    if architectures != [SUPPORTED_ARCHITECTURE]:
-        raise config.error(
-            "architectures", f"{architectures!r} is not supported, only [{SUPPORTED_ARCHITECTURE!r}]"
-        )
-    for field, allowed in MUST_EQUAL.items():
-        if field in config and config.get(field) not in allowed:
-            raise config.error(field, f"{config.get(field)!r} is not supported, only {allowed[0]!r}")
-
-
 def _rope(config: Fields) -> tuple[float, Llama3Rope | None]:
     """(theta, scaling), from the field of transformers 5 or those before it."""
     field = "rope_parameters" if config.get("rope_parameters") is not None else "rope_scaling"
@@ -203,14 +143,25 @@ def _rope(config: Fields) -> tuple[float, Llama3Rope | None]:
         return top_level_theta, None
     theta = rope.number("rope_theta", top_level_theta)
     rope_type = rope.get("rope_type") or rope.get("type") or "default"
-    if rope_type == "default":
-        return theta, None
-    if rope_type != "llama3":
-        raise rope.error("rope_type", f"{rope_type!r} is not supported, only 'default' and 'llama3'")
-    return theta, Llama3Rope(
-        factor=rope.number("factor"),
-        low_frequency_factor=rope.number("low_freq_factor"),
-        high_frequency_factor=rope.number("high_freq_factor"),
+    known_fields = ROPE_FIELDS.get(rope_type) if isinstance(rope_type, str) else None
+    if known_fields is None:
+        raise rope.error("rope_type", f"{rope_type!r} is not supported, only {' and '.join(ROPE_FIELDS)}")
+    for name in rope.names():
+        if name not in known_fields:
+            raise rope.error(name, f"is not supported with rope type {rope_type!r}")
+    rope.require("partial_rotary_factor", (1.0, None))
+    return theta, _llama3_rope(rope) if rope_type == "llama3" else None
+
+
+def _llama3_rope(rope: Fields) -> Llama3Rope:
+    factor = rope.number("factor")
+    low, high = rope.number("low_freq_factor"), rope.number("high_freq_factor")
+    if high <= low:
+        raise rope.error("high_freq_factor", f"must be above low_freq_factor {low}, not {high}")
+    return Llama3Rope(
+        factor=factor,
+        low_frequency_factor=low,
+        high_frequency_factor=high,
         original_context_tokens=rope.integer("original_max_position_embeddings"),
     )
 

@@ -12,7 +12,7 @@ from string import ascii_lowercase
 import numpy as np
 
 from engine.errors import ModelFolderError
-from engine.llama_tensors import EMBEDDING, tensor_shapes
+from engine.tensor_shapes import EMBEDDING, tensor_shapes
 from engine.model_folder import ModelConfig
 from engine.safetensors_file import Float32Array, write_float32
 from engine.tokenizer_file import (

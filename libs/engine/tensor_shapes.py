@@ -1,4 +1,4 @@
-"""The names and shapes of a Llama checkpoint's tensors, as Hugging Face spells them. No torch here."""
+"""The names and shapes of a checkpoint's tensors, as Hugging Face spells them. No torch here."""
 
 from engine.model_folder import ModelConfig
 
@@ -22,6 +22,13 @@ def tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
         shapes[prefix + "self_attn.q_proj.weight"] = (query, hidden)
         shapes[prefix + "self_attn.k_proj.weight"] = (key_value, hidden)
         shapes[prefix + "self_attn.v_proj.weight"] = (key_value, hidden)
+        if config.qkv_bias:
+            shapes[prefix + "self_attn.q_proj.bias"] = (query,)
+            shapes[prefix + "self_attn.k_proj.bias"] = (key_value,)
+            shapes[prefix + "self_attn.v_proj.bias"] = (key_value,)
+        if config.head_norm:
+            shapes[prefix + "self_attn.q_norm.weight"] = (config.head_dim,)
+            shapes[prefix + "self_attn.k_norm.weight"] = (config.head_dim,)
         shapes[prefix + "self_attn.o_proj.weight"] = (hidden, query)
         shapes[prefix + "post_attention_layernorm.weight"] = (hidden,)
         shapes[prefix + "mlp.gate_proj.weight"] = (inner, hidden)
