@@ -13,9 +13,13 @@ class StepError(EngineError):
     """A step that cannot be computed as given; nothing was written to the arena."""
 
 
-class NonFiniteLogitsError(EngineError):
-    """The model produced NaN or infinity: wrong weights, or KV that was never computed."""
-
-
 class SamplingError(EngineError):
     """A sampling parameter outside its range."""
+
+
+class StructureError(EngineError):
+    """A structure that no answer can be held to, or a token that it does not allow."""
+
+
+class StructureBusyError(EngineError):
+    """Too many structures wait to be compiled; worth another try."""

@@ -14,6 +14,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from engine.draw import DrawParameters
+
 
 @dataclass(frozen=True, slots=True)
 class StepTensors:
@@ -99,3 +101,6 @@ class Ops(Protocol):
 
     def scatter_layer(self, layer: Tensor, block_ids: Tensor, blocks: Tensor) -> None:
         """The inverse of `gather_layer`."""
+
+    def draw(self, logits: Tensor, parameters: DrawParameters) -> Tensor:
+        """The sampler's last stage, see `engine.draw`: float32 [S, vocabulary] → [S] int64."""

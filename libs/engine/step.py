@@ -18,6 +18,7 @@ Int64Array = npt.NDArray[np.int64]
 TokenIds = Int32Array | tuple[int, ...]
 TokenMask = Int32Array
 """[vocabulary / 32, rounded up]: token i is allowed where bit i % 32 of word i // 32 is set."""
+MASK_WORD_BITS = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +99,11 @@ class FlatStep:
     """[copies, 2]: from and to."""
 
 
+def mask_words(vocab_size: int) -> int:
+    """Length of a TokenMask."""
+    return -(-vocab_size // MASK_WORD_BITS)
+
+
 def flatten(sequences: Sequence[SequenceStep], limits: StepLimits) -> FlatStep:
     """The step as arrays; raises StepError naming sequence and field where one is out of bounds."""
     if not sequences:
@@ -162,3 +168,12 @@ def _check(index: int, sequence: SequenceStep, limits: StepLimits) -> None:
             raise fail(field, f"a block id is outside 0..{limits.blocks - 1}")
     if sequence.output_tokens < 0:
         raise fail("output_tokens", f"must not be negative, not {sequence.output_tokens}")
+    if sequence.sampling is not None and sequence.sampling.needs_history:
+        for field, history in (
+            ("prompt_token_ids", np.asarray(sequence.prompt_token_ids)),
+            ("output_token_ids", np.asarray(sequence.output_token_ids)),
+        ):
+            if history.size and not 0 <= history.min() <= history.max() < limits.vocab_size:
+                raise fail(field, f"a token id is outside 0..{limits.vocab_size - 1}")
+    if sequence.allowed is not None and sequence.allowed.size != mask_words(limits.vocab_size):
+        raise fail("allowed", f"must have {mask_words(limits.vocab_size)} words, not {sequence.allowed.size}")

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from engine.draw import DrawParameters, draw
 from engine.ops import Linear, StepTensors
 
 
@@ -99,6 +100,9 @@ class TorchOps:
 
     def scatter_layer(self, layer: Tensor, block_ids: Tensor, blocks: Tensor) -> None:
         layer.index_copy_(0, block_ids, blocks)
+
+    def draw(self, logits: Tensor, parameters: DrawParameters) -> Tensor:
+        return draw(logits, parameters)
 
 
 def _products(rows: Tensor, weight: Linear) -> list[Tensor]:

@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from engine.engine import Engine, KVLayout, SequenceStep
-from engine.errors import EngineError, NonFiniteLogitsError, StepError
+from engine.errors import EngineError, StepError
 from engine.loader import load_model
 from engine.paged_cache import PagedCache, to_tensors
 from engine.step import StepLimits, flatten
@@ -22,6 +22,7 @@ pytestmark = pytest.mark.unit
 BLOCKS = 40
 BLOCK_TOKENS = 16
 GREEDY = SamplingParams(output_tokens_max=1000)
+PENALISED = SamplingParams(output_tokens_max=1000, repetition_penalty=1.1)
 PROMPT = tuple(int(token) for token in np.random.default_rng(7).integers(3, 512, 41))
 
 
@@ -273,6 +274,9 @@ def test_two_halves_of_the_layers_make_the_whole(untied: Case) -> None:
         ({"block_ids": (0, BLOCKS)}, r"block_ids: .* outside 0\.\.39"),
         ({"clear_block_ids": (-1,)}, "clear_block_ids"),
         ({"output_tokens": -1}, "output_tokens"),
+        ({"prompt_token_ids": (3, 512), "sampling": PENALISED}, r"prompt_token_ids: .* outside 0\.\.511"),
+        ({"output_token_ids": np.array([-1]), "sampling": PENALISED}, "output_token_ids"),
+        ({"allowed": np.zeros(17, np.int32)}, "allowed: must have 16 words, not 17"),
     ],
 )
 def test_a_step_out_of_bounds_names_sequence_and_field(
@@ -287,9 +291,21 @@ def test_a_step_out_of_bounds_names_sequence_and_field(
         engine.run([])
 
 
-def test_a_context_that_was_never_computed_is_an_error_not_an_answer(untied: Case) -> None:
-    with pytest.raises(NonFiniteLogitsError):
-        untied.engine().run([chunk(PROMPT, 16, 20, (0, 1))])
+def test_a_context_that_was_never_computed_fails_its_sequence_alone(untied: Case) -> None:
+    engine = untied.engine()
+    broken = chunk(PROMPT, 16, 20, (0, 1))
+    middle = replace(chunk(PROMPT, 0, 5, (5,)), sampling=None)
+    told = replace(chunk(PROMPT, 0, 20, (3, 4)), sampling=replace(GREEDY, logprobs=2))
+    result = engine.run([chunk(PROMPT, 0, 20, (3, 4)), middle, broken, told])
+    expected = untied.logits(PROMPT[:20])[-1]
+    assert result.token_ids == (int(expected.argmax()), None, None, int(expected.argmax()))
+    assert [failure is None for failure in result.failures] == [True, True, False, True]
+    assert "not finite" in (result.failures[2] or "")
+    assert result.logprobs[:3] == (None, None, None)
+    logprobs = result.logprobs[3]
+    assert logprobs is not None
+    assert [token_id for token_id, _ in logprobs.top] == expected.topk(2).indices.tolist()
+    assert logprobs.token_logprob == pytest.approx(float(expected.log_softmax(-1).max()), abs=1e-4)
 
 
 def test_arena_must_be_large_enough_and_writable(untied: Case) -> None:
