@@ -1,0 +1,171 @@
+"""Compiles the kernels of `src` once for this machine and keeps the library in a cache folder.
+
+The file's name is a hash of all that decides its content: sources, compiler, flags, CPU. Several
+processes may ask at once: a file lock lets one compile while the others wait.
+
+There must be one OpenMP runtime in the process, or torch and the kernels each start their own threads.
+So the library is linked against the very libgomp that torch has loaded.
+"""
+
+import fcntl
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from engine.errors import EngineError
+
+COMPILE_S_MAX = 120.0
+"""A compilation takes about 5 s on a quiet machine."""
+LOCK_WAIT_S_MAX = 180.0
+LOCK_POLL_S = 0.1
+LIBRARIES_KEPT_MAX = 4
+"""Libraries of earlier versions are removed, oldest first."""
+
+SOURCE_FOLDER = Path(__file__).parent / "src"
+COMPILER_VARIABLE = "CXX"
+COMPILERS = ("g++", "c++")
+FLAGS = (
+    "-std=gnu++17",
+    "-O3",
+    "-march=native",
+    "-fopenmp",
+    "-ffp-contract=fast",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-fPIC",
+    "-shared",
+    "-Wall",
+    "-Wextra",
+    "-Wno-psabi",
+)
+
+
+class NativeUnavailableError(EngineError):
+    """The kernels cannot be compiled or loaded here; the message says why."""
+
+
+def build_library(cache_folder: Path, *, extra_flags: tuple[str, ...] = ()) -> Path:
+    """The compiled library, made if it is not in `cache_folder` yet.
+
+    Raises NativeUnavailableError with the reason. `extra_flags` narrow the CPU (`-mno-avx512f`) in tests.
+    """
+    runtime = loaded_openmp_runtime()
+    compiler = _find_compiler()
+    flags = (*FLAGS, *extra_flags)
+    path = cache_folder / f"kernels-{_content_hash(compiler, flags, runtime)}.so"
+    if path.is_file():
+        return path
+    try:
+        cache_folder.mkdir(parents=True, exist_ok=True)
+        with _lock(cache_folder / ".lock"):
+            if not path.is_file():  # another process may have made it while we waited
+                _compile(compiler, flags, runtime, path)
+                _remove_old(cache_folder, keep=path)
+    except OSError as error:
+        raise NativeUnavailableError(f"{cache_folder} cannot hold the compiled kernels: {error}") from error
+    return path
+
+
+def loaded_openmp_runtime() -> Path:
+    """The libgomp that is mapped into this process; importing torch has brought it."""
+    try:
+        maps = Path("/proc/self/maps").read_text(encoding="utf-8")
+    except OSError as error:
+        raise NativeUnavailableError(f"the native kernels need Linux: {error}") from error
+    mapped = {Path(fields[5]) for line in maps.splitlines() if len(fields := line.split(maxsplit=5)) == 6}
+    runtimes = sorted(path for path in mapped if path.name.startswith(("libgomp", "libomp", "libiomp")))
+    if len(runtimes) != 1 or not runtimes[0].name.startswith("libgomp"):
+        names = ", ".join(map(str, runtimes)) or "none"
+        raise NativeUnavailableError(f"torch must have loaded one OpenMP runtime, libgomp, not {names}")
+    return runtimes[0]
+
+
+def _find_compiler() -> Path:
+    wanted = os.environ.get(COMPILER_VARIABLE)
+    for name in (wanted,) if wanted else COMPILERS:
+        found = shutil.which(name)
+        if found is not None and _is_gcc(found):
+            return Path(found)
+    named = f"{COMPILER_VARIABLE}={wanted}" if wanted else " or ".join(COMPILERS)
+    raise NativeUnavailableError(f"no GNU C++ compiler: {named} is not one (Debian, Ubuntu: apt install g++)")
+
+
+def _is_gcc(compiler: str) -> bool:
+    """Clang calls itself __GNUC__ too, but speaks to another OpenMP runtime."""
+    macros = _run([compiler, "-dM", "-E", "-x", "c++", os.devnull])
+    return "__GNUC__" in macros and "__clang__" not in macros
+
+
+def _content_hash(compiler: Path, flags: tuple[str, ...], runtime: Path) -> str:
+    digest = hashlib.sha256()
+    for part in (_run([str(compiler), "--version"]), " ".join(flags), str(runtime), _cpu_description()):
+        digest.update(part.encode() + b"\0")
+    for source in _sources("*"):
+        digest.update(source.name.encode() + b"\0" + source.read_bytes())
+    return digest.hexdigest()[:32]
+
+
+def _cpu_description() -> str:
+    """What -march=native depends on: a home folder may be shared between unlike machines."""
+    wanted = ("model name", "flags", "Features", "CPU implementer", "CPU part")
+    cpu_info = Path("/proc/cpuinfo").read_text(encoding="utf-8").split("\n\n")[0]
+    lines = [line for line in cpu_info.splitlines() if line.startswith(wanted)]
+    return "\n".join([platform.machine(), *lines])
+
+
+def _sources(pattern: str) -> list[Path]:
+    return sorted(SOURCE_FOLDER.glob(pattern))
+
+
+def _compile(compiler: Path, flags: tuple[str, ...], runtime: Path, path: Path) -> None:
+    partial = path.with_name(f".{path.stem}-{uuid.uuid4().hex}.partial")
+    libraries = [f"-L{runtime.parent}", f"-l:{runtime.name}", f"-Wl,-rpath,{runtime.parent}"]
+    try:
+        _run([str(compiler), *flags, *map(str, _sources("*.cpp")), "-o", str(partial), *libraries])
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _run(command: list[str]) -> str:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=COMPILE_S_MAX, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise NativeUnavailableError(f"{command[0]} took over {COMPILE_S_MAX:.0f} s") from error
+    except OSError as error:
+        raise NativeUnavailableError(f"{command[0]} does not start: {error}") from error
+    if done.returncode != 0:
+        message = done.stderr.strip()[-500:]
+        raise NativeUnavailableError(f"{command[0]} failed with status {done.returncode}: {message}")
+    return done.stdout
+
+
+def _remove_old(cache_folder: Path, keep: Path) -> None:
+    libraries = sorted(cache_folder.glob("kernels-*.so"), key=lambda path: path.stat().st_mtime, reverse=True)
+    for path in [path for path in libraries if path != keep][LIBRARIES_KEPT_MAX - 1 :]:
+        path.unlink(missing_ok=True)
+
+
+@contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    """Excludes other processes that compile; the kernel frees the lock of one that dies."""
+    with path.open("w") as file:
+        deadline_s = time.monotonic() + LOCK_WAIT_S_MAX
+        while True:
+            try:
+                fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline_s:
+                    raise NativeUnavailableError(
+                        f"{path} is held by another process for over {LOCK_WAIT_S_MAX:.0f} s"
+                    ) from None
+            time.sleep(LOCK_POLL_S)  # flock has no timeout of its own
+        yield
