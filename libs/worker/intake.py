@@ -54,6 +54,7 @@ def _check_work(work: Work, prompt_token_ids: bytes, limits: WorkLimits) -> None
         raise _bad(f"output_token_ids has {len(work.output_token_ids)} bytes, not a multiple of 4")
     _check_sampling(work)
     _check_size(work, limits)
+    _check_samples(work, limits)
     _check_token_ids("prompt_token_ids", prompt_token_ids, limits.vocab_size)
     _check_token_ids("output_token_ids", work.output_token_ids, limits.vocab_size)
 
@@ -90,6 +91,24 @@ def _check_size(work: Work, limits: WorkLimits) -> None:
         raise WorkError(
             RefusalReason.NO_BLOCKS,
             f"{most} tokens need more than all {limits.blocks} blocks of this instance",
+        )
+
+
+def _check_samples(work: Work, limits: WorkLimits) -> None:
+    """Each sample alone must fit (`_check_size`), and at the start all of them, with a block of their own."""
+    samples = work.sampling.samples
+    if samples < 1:
+        raise _bad(f"sampling.samples is {samples}, must be at least 1")
+    if samples > 1 and work.output_token_ids:
+        raise _bad(
+            f"output_token_ids has {len(work.output_token_ids)} bytes, must be empty where "
+            f"sampling.samples is {samples}: they are drawn again from the start"
+        )
+    if samples > 1 and -(-work.prompt_tokens // BLOCK_TOKENS) + samples > limits.blocks:
+        raise WorkError(
+            RefusalReason.NO_BLOCKS,
+            f"{samples} samples of {work.prompt_tokens} tokens need more than all {limits.blocks} blocks of "
+            "this instance",
         )
 
 

@@ -1,7 +1,7 @@
 """Real workers (tiny model, real transfer) over the in-memory bus, and a gateway's ear beside them."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from cluster.bus import Bus, Received
 from cluster.life import dispatch
 from cluster.messages import FailedEntry, FinishEntry, StreamBatch, Submit, Work
 from cluster.testing import FakeBroker, FakeStore
+from kvhash import BLOCK_TOKENS
 from kvindex.core import InstanceId
 from policy.core import RequestId, Role, SamplingParams
 from worker.app import WorkerApp
@@ -41,27 +42,33 @@ def greedy(reference: Reference, prompt_ids: list[int]) -> list[int]:
 
 
 class Ear:
-    """What a gateway hears: tokens by (request, attempt) as last told, finishes and failures."""
+    """What a gateway hears: tokens by (request, attempt, sample) as last told, finishes and failures."""
 
     def __init__(self, bus: Bus) -> None:
         self.bus = bus
-        self.tokens: dict[tuple[RequestId, int], dict[int, int]] = {}
+        self.tokens: dict[tuple[RequestId, int, int], dict[int, int]] = {}
         self.cached_tokens: dict[RequestId, int] = {}
-        self.finished: dict[tuple[RequestId, int], FinishEntry] = {}
+        self.finished: dict[tuple[RequestId, int, int], FinishEntry] = {}
         self.failed: list[FailedEntry] = []
         self.heard = asyncio.Condition()
 
     async def start(self) -> None:
         await self.bus.subscribe(subjects.stream(GATEWAY), self._hear, concurrency_max=1)
 
-    def answer(self, request_id: str, attempt: int = 0) -> list[int]:
-        tokens = self.tokens.get((RequestId(request_id), attempt), {})
+    def answer(self, request_id: str, attempt: int = 0, sample: int = 0) -> list[int]:
+        tokens = self.tokens.get((RequestId(request_id), attempt, sample), {})
         return [tokens[index] for index in sorted(tokens)]
 
-    async def wait_finish(self, request_id: str, attempt: int = 0) -> FinishEntry:
-        key = (RequestId(request_id), attempt)
+    async def wait_finish(self, request_id: str, attempt: int = 0, sample: int = 0) -> FinishEntry:
+        key = (RequestId(request_id), attempt, sample)
         await self.wait(lambda: key in self.finished)
         return self.finished[key]
+
+    async def wait_answers(self, request_id: str, samples: int) -> list[list[int]]:
+        """The answers of all samples, once they are complete."""
+        for sample in range(samples):
+            await self.wait_finish(request_id, sample=sample)
+        return [self.answer(request_id, sample=sample) for sample in range(samples)]
 
     async def wait(self, condition) -> None:
         async with asyncio.timeout(WAIT_S_MAX), self.heard:
@@ -74,17 +81,29 @@ class Ear:
         batch = received.body
         assert isinstance(batch, StreamBatch)
         for entry in batch.tokens:
-            known = self.tokens.setdefault((entry.request_id, entry.attempt), {})
+            known = self.tokens.setdefault((entry.request_id, entry.attempt, entry.sample), {})
             for offset, token_id in enumerate(np.frombuffer(entry.token_ids, "<i4").tolist()):
                 assert known.setdefault(entry.output_index + offset, token_id) == token_id
             self.cached_tokens[entry.request_id] = max(
                 entry.cached_tokens, self.cached_tokens.get(entry.request_id, 0)
             )
         for entry in batch.finished:
-            self.finished[(entry.request_id, entry.attempt)] = entry
+            self.finished[(entry.request_id, entry.attempt, entry.sample)] = entry
         self.failed += batch.failed
         async with self.heard:
             self.heard.notify_all()
+
+
+def after_each_step(app: WorkerApp, action: Callable[[], None]) -> None:
+    """Have `action` run when the step loop has made of a step what there is to make of it."""
+    steps = app._node.steps
+    step_done = steps._step_done
+
+    def done_then_act() -> None:
+        step_done()
+        action()
+
+    steps._step_done = done_then_act
 
 
 class Workers:
@@ -95,6 +114,18 @@ class Workers:
         self.ear = ear
         self.broker = broker
         self.store = store
+        self.wasted: list[str] = []
+        for name, app in apps.items():
+            after_each_step(app, lambda name=name, app=app: self._look_for_waste(name, app))
+
+    def _look_for_waste(self, name: str, app: WorkerApp) -> None:
+        """At most one partly filled block of waste for each sequence that was in this step."""
+        steps = app._node.steps
+        for sequence in steps._in_step & {*steps._sequences}:
+            blocks = -(-len(sequence.token_ids) // BLOCK_TOKENS)
+            if len(sequence.block_ids) > blocks:
+                holds = f"{len(sequence.block_ids)} blocks for {len(sequence.token_ids)} tokens"
+                self.wasted.append(f"{name}: {sequence.request_id} sample {sequence.sample}: {holds}")
 
     @property
     def fingerprint(self) -> str:
@@ -127,8 +158,12 @@ class Workers:
         async with asyncio.timeout(WAIT_S_MAX):
             while not all(self._is_quiet(app) for app in self.apps.values()):  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
+
+    def check_blocks(self) -> None:
+        """AssertionError where a pool contradicts itself or a sequence held more than it may."""
         for app in self.apps.values():
             app._node.pool.check_integrity()
+        assert self.wasted == []
 
     def _is_quiet(self, app: WorkerApp) -> bool:
         load = app.load()
@@ -164,4 +199,6 @@ async def workers(
             await app._context.registry.wait_for(
                 lambda instances: set(roles) <= set(instances), timeout_s=TIMEOUT_S
             )
-        yield Workers(apps, ear, broker, store)
+        cluster = Workers(apps, ear, broker, store)
+        yield cluster
+        cluster.check_blocks()

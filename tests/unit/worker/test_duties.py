@@ -98,7 +98,7 @@ async def test_seeded_sampling_goes_on_alike_in_a_later_attempt(pair: Workers) -
     await pair.submit("s", prompt(40), TOKENS, sampling=sampling, attempt=1, output_token_ids=resumed)
     await pair.ear.wait_finish("s", attempt=1)
     assert pair.ear.answer("s", attempt=1) == whole[10:]
-    assert min(pair.ear.tokens[(RequestId("s"), 1)]) == 10
+    assert min(pair.ear.tokens[(RequestId("s"), 1, 0)]) == 10
 
 
 async def test_a_long_prompt_comes_in_parts(pair: Workers, reference: Reference) -> None:
@@ -137,7 +137,7 @@ async def test_a_lost_gateways_requests_are_cancelled(tiny: Path, monkeypatch: p
         await pair.submit("r", prompt(20), 1500)
         await pair.ear.wait(lambda: len(pair.ear.answer("r")) > 2)
         await pair.quiet()
-        assert ("r", 0) not in pair.ear.finished
+        assert ("r", 0, 0) not in pair.ear.finished
 
 
 async def test_resume_tells_everything_again(pair: Workers) -> None:

@@ -32,7 +32,7 @@ async def live(cluster: Workers, number: int, rng: random.Random) -> None:
         answer = await cluster.submit(request_id, prompt, tokens, at=(prefill, decode), attempt=attempt)
         if isinstance(answer, Refused):
             continue
-        key = (request_id, attempt)
+        key = (request_id, attempt, 0)
         if rng.random() < 0.5:
             await asyncio.sleep(rng.random() * 0.1)
             if rng.random() < 0.5:
@@ -42,7 +42,7 @@ async def live(cluster: Workers, number: int, rng: random.Random) -> None:
         await cluster.ear.wait(
             lambda key=key: (
                 key in cluster.ear.finished
-                or any((entry.request_id, entry.attempt) == key for entry in cluster.ear.failed)
+                or any((entry.request_id, entry.attempt) == key[:2] for entry in cluster.ear.failed)
             )
         )
         if key in cluster.ear.finished:

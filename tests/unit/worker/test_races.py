@@ -112,7 +112,7 @@ async def test_a_newer_attempt_takes_the_place_of_one_that_decodes(tiny: Path, r
         await one.ear.wait_finish("r", attempt=1)
         assert one.ear.answer("r", attempt=1) == greedy(reference, prompt(40))
         await one.quiet()
-        assert (R, 0) not in one.ear.finished
+        assert (R, 0, 0) not in one.ear.finished
 
 
 async def test_an_older_attempt_is_refused_while_a_newer_is_here(pair: Workers) -> None:

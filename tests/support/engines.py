@@ -1,0 +1,48 @@
+"""An engine by itself, without worker, pool or batch: what it answers is what a worker must answer."""
+
+from functools import cache
+from pathlib import Path
+
+from engine.engine import Engine
+from engine.layout import KVLayout
+from engine.loader import load_model
+from engine.model_folder import ModelConfig
+from engine.step import SequenceStep
+from kvhash import BLOCK_TOKENS
+from policy.core import SamplingParams
+
+CONTEXT_TOKENS_MAX = 1024
+
+
+@cache
+def _engine(folder: Path) -> Engine:
+    layout = KVLayout.of(ModelConfig.load(folder))
+    blocks = CONTEXT_TOKENS_MAX // BLOCK_TOKENS
+    return Engine(load_model(folder), layout, memoryview(bytearray(blocks * layout.block_bytes)), blocks)
+
+
+def sampled_answer(folder: Path, prompt: list[int], sampling: SamplingParams, sample: int = 0) -> list[int]:
+    """`output_tokens_max` tokens of one sample, computed alone, the prompt at once."""
+    return _answer(folder, tuple(prompt), sampling, sample)[:]
+
+
+@cache
+def _answer(folder: Path, prompt: tuple[int, ...], sampling: SamplingParams, sample: int) -> list[int]:
+    engine = _engine(folder)
+    block_ids = tuple(range(CONTEXT_TOKENS_MAX // BLOCK_TOKENS))
+    context_tokens, new_tokens, answer = 0, prompt, []
+    while len(answer) < sampling.output_tokens_max:
+        step = SequenceStep(
+            token_ids=new_tokens,
+            context_tokens=context_tokens,
+            block_ids=block_ids,
+            sampling=sampling,
+            output_tokens=len(answer),
+            sample=sample,
+        )
+        (token_id,) = engine.run([step]).token_ids
+        assert token_id is not None
+        context_tokens += len(new_tokens)
+        new_tokens = (token_id,)
+        answer.append(token_id)
+    return answer
