@@ -25,7 +25,9 @@ from engine.layout import KVLayout
 from engine.paged_cache import PagedCache, to_tensors
 from engine.sampler import NOTHING_SAMPLED, check, sample
 from engine.step import FlatStep, SequenceStep, StepLimits, StepResult, flatten
+from engine.swap_space import SwapSpace
 from policy.core import CostCoefficients
+from policy.preempt import HostCopyCost
 
 __all__ = ["Engine", "KVLayout", "SequenceStep", "StepResult"]
 
@@ -41,7 +43,9 @@ class Engine:
         blocks: int,
         *,
         threads: int = 1,
+        swap_slots: int = 0,
     ) -> None:
+        """`swap_slots`: blocks of host memory beside the cache, for `swap_out` and `swap_in`."""
         if not model.whole:
             raise EngineError(
                 f"the engine needs a whole model, not layers {model.layers} of {model.config.layers}"
@@ -53,6 +57,7 @@ class Engine:
             raise EngineError(f"threads must be at least 1, not {threads}")
         self._model = model
         self._cache = PagedCache.over(layout, arena_buffer, blocks)
+        self._swap = SwapSpace(self._cache.blocks, swap_slots)
         self._device = model.ops.device
         self._threads = threads
         self._limits = StepLimits(
@@ -125,6 +130,18 @@ class Engine:
             transfer_fixed_s=transfer_fixed_s,
             transfer_bytes_per_s=transfer_bytes_per_s,
         )
+
+    def swap_out(self, block_ids: Sequence[int], slots: Sequence[int]) -> None:
+        """Copies blocks into slots of host memory; done when this returns."""
+        self._swap.swap_out(block_ids, slots)
+
+    def swap_in(self, slots: Sequence[int], block_ids: Sequence[int]) -> None:
+        """Copies slots back into blocks, bit by bit what they were."""
+        self._swap.swap_in(slots, block_ids)
+
+    def measure_swap(self, block_ids: Sequence[int]) -> HostCopyCost:
+        """What `swap_out` and `swap_in` take here; overwrites slots, needs at least one of each."""
+        return self._swap.measure(block_ids)
 
     def _measure(self, point: ProfilePoint, block_ids: Sequence[int]) -> float:
         limits = self._limits

@@ -6,5 +6,6 @@ the arena are the engine's and the transfer's, events are taken and published by
 
 from kvpool.arena import Arena, ArenaError
 from kvpool.pool import BlockPool, NoBlocksError, PoolStats
+from kvpool.swap_slots import SwapSlots
 
-__all__ = ["Arena", "ArenaError", "BlockPool", "NoBlocksError", "PoolStats"]
+__all__ = ["Arena", "ArenaError", "BlockPool", "NoBlocksError", "PoolStats", "SwapSlots"]
