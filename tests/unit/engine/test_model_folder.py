@@ -7,10 +7,21 @@ import pytest
 
 from engine.errors import EngineError, ModelFolderError
 from engine.layout import KVLayout
+from engine.model_families import Family
 from engine.model_folder import Llama3Rope, ModelConfig, weight_files
 from engine.tiny import make_tiny_model
 
 pytestmark = pytest.mark.unit
+
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+NULL = object()
+"""A field that is there and null."""
 
 
 @pytest.fixture
@@ -20,9 +31,10 @@ def folder(tmp_path: Path) -> Path:
 
 
 def change(folder: Path, file: str = "config.json", **fields: object) -> None:
-    """Sets fields of a JSON file; None removes one."""
+    """Sets fields of a JSON file; None removes one, NULL makes it null."""
     config = {**json.loads((folder / file).read_text()), **fields}
-    (folder / file).write_text(json.dumps({k: v for k, v in config.items() if v is not None}))
+    kept = {name: value for name, value in config.items() if value is not None}
+    (folder / file).write_text(json.dumps(kept, default=lambda value: None if value is NULL else value))
 
 
 def test_a_folder_s_config(folder: Path) -> None:
@@ -46,14 +58,7 @@ def test_defaults_of_older_configs(folder: Path) -> None:
 
 @pytest.mark.parametrize("field", ["rope_parameters", "rope_scaling"])
 def test_llama3_rope_in_both_spellings(folder: Path, field: str) -> None:
-    rope = {
-        "rope_type": "llama3",
-        "factor": 8.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 64,
-    }
-    change(folder, **{"rope_parameters": None, field: rope})
+    change(folder, **{"rope_parameters": None, field: LLAMA3})
     assert ModelConfig.load(folder).rope_scaling == Llama3Rope(8.0, 1.0, 4.0, 64)
 
 
@@ -78,6 +83,17 @@ def test_end_tokens_of_the_generation_config_count(folder: Path) -> None:
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
         ({"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, r"rope_parameters\.rope_type"),
         ({"rope_parameters": {"rope_type": "llama3"}}, r"rope_parameters\.factor"),
+        ({"rope_parameters": {"rope_type": ["llama3"]}}, r"rope_parameters\.rope_type"),
+        ({"rope_parameters": {"rope_theta": 1e4, "mrope_section": [8]}}, r"rope_parameters\.mrope_section"),
+        ({"rope_parameters": {"full_attention": {}}}, r"rope_parameters\.full_attention"),
+        ({"rope_parameters": {"partial_rotary_factor": 0.5}}, r"rope_parameters\.partial_rotary_factor"),
+        ({"rope_parameters": {**LLAMA3, "high_freq_factor": 1.0}}, r"rope_parameters\.high_freq_factor"),
+        ({"layer_types": ["full_attention"]}, "layer_types"),
+        ({"layer_types": ["full_attention", "linear_attention"]}, "layer_types"),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types"),
+        ({"mlp_bias": True}, "mlp_bias"),
+        ({"attn_logit_softcapping": 30.0}, "attn_logit_softcapping"),
+        ({"final_logit_softcapping": 30.0}, "final_logit_softcapping"),
         (
             {"rope_parameters": None, "rope_scaling": {"type": "linear", "factor": 2.0}},
             "rope_scaling.rope_type",
@@ -97,6 +113,82 @@ def test_what_is_not_supported_is_named(folder: Path, fields: dict[str, object],
     change(folder, **fields)
     with pytest.raises(ModelFolderError, match=f"field {named}:"):
         ModelConfig.load(folder)
+
+
+def become(folder: Path, architecture: str, model_type: str, **fields: object) -> ModelConfig:
+    change(folder, architectures=[architecture], model_type=model_type, **fields)
+    return ModelConfig.load(folder)
+
+
+def test_the_families_differ_in_what_they_have(folder: Path) -> None:
+    mistral = become(folder, "MistralForCausalLM", "mistral", sliding_window=NULL)
+    qwen2 = become(folder, "Qwen2ForCausalLM", "qwen2", attention_bias=True)
+    qwen3 = become(folder, "Qwen3ForCausalLM", "qwen3", head_dim=None, attention_bias=False)
+    found = [(c.family, c.qkv_bias, c.head_norm, c.head_dim) for c in (mistral, qwen2, qwen3)]
+    assert found == [
+        (Family.MISTRAL, False, False, 16),
+        (Family.QWEN2, True, False, 16),
+        (Family.QWEN3, False, True, 128),  # a default of its own, not hidden_size / heads
+    ]
+
+
+@pytest.mark.parametrize("window", [NULL, 128])
+def test_mistral_slides_in_every_layer_or_in_none(folder: Path, window: object) -> None:
+    config = become(folder, "MistralForCausalLM", "mistral", sliding_window=window)
+    assert config.windows == ((None, None) if window is NULL else (128, 128))
+
+
+def test_mistral_without_the_field_has_the_library_s_window(folder: Path) -> None:
+    assert become(folder, "MistralForCausalLM", "mistral").windows == (4096, 4096)
+
+
+@pytest.mark.parametrize(
+    ("fields", "windows"),
+    [
+        ({}, (None, None)),
+        ({"sliding_window": 128}, (None, None)),  # Qwen2.5's configs: a window that is off
+        ({"use_sliding_window": True, "sliding_window": 128}, (None, None)),  # the first 28 layers do not
+        ({"use_sliding_window": True, "sliding_window": 128, "max_window_layers": 1}, (None, 128)),
+        ({"use_sliding_window": True, "sliding_window": 128, "max_window_layers": 0}, (128, 128)),
+        ({"use_sliding_window": True, "sliding_window": NULL, "max_window_layers": 0}, (None, None)),
+        ({"use_sliding_window": True, "max_window_layers": 0}, (4096, 4096)),
+        (
+            {
+                "use_sliding_window": True,
+                "sliding_window": 128,
+                "layer_types": ["sliding_attention", "full_attention"],
+            },
+            (128, None),
+        ),
+    ],
+)
+@pytest.mark.parametrize("family", ["Qwen2", "Qwen3"])
+def test_where_qwen_slides(
+    folder: Path, family: str, fields: dict[str, object], windows: tuple[int | None, ...]
+) -> None:
+    assert become(folder, f"{family}ForCausalLM", family.lower(), **fields).windows == windows
+
+
+@pytest.mark.parametrize(
+    ("architecture", "model_type", "fields", "named"),
+    [
+        ("Qwen2ForCausalLM", "qwen3", {}, "model_type"),
+        ("Qwen2ForCausalLM", "qwen2", {"use_mrope": True}, "use_mrope"),
+        ("Qwen2ForCausalLM", "qwen2", {"dual_chunk_attention_config": {}}, "dual_chunk_attention_config"),
+        ("Qwen2ForCausalLM", "qwen2", {"use_sliding_window": 1}, "use_sliding_window"),
+        ("Qwen2ForCausalLM", "qwen2", {"layer_types": ["sliding_attention"] * 2}, "layer_types"),
+        ("Qwen3ForCausalLM", "qwen3", {"attention_bias": True}, "attention_bias"),
+        ("Qwen3ForCausalLM", "qwen3", {"use_sliding_window": True, "sliding_window": 0}, "sliding_window"),
+        ("MistralForCausalLM", "mistral", {"attention_bias": True}, "attention_bias"),
+        ("MistralForCausalLM", "mistral", {"layer_types": ["full_attention"] * 2}, "layer_types"),
+        ("Qwen3MoeForCausalLM", "qwen3_moe", {}, "architectures"),
+    ],
+)
+def test_what_a_family_does_not_compute_is_named(
+    folder: Path, architecture: str, model_type: str, fields: dict[str, object], named: str
+) -> None:
+    with pytest.raises(ModelFolderError, match=f"field {named}:"):
+        become(folder, architecture, model_type, **fields)
 
 
 def test_an_end_token_outside_the_vocabulary(folder: Path) -> None:
