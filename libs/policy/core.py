@@ -36,6 +36,33 @@ class FinishReason(StrEnum):
     LENGTH = "length"
 
 
+class StructureKind(StrEnum):
+    """What an answer may be held to."""
+
+    JSON_OBJECT = "json_object"
+    JSON_SCHEMA = "json_schema"
+    REGEX = "regex"
+    CHOICE = "choice"
+    GRAMMAR = "grammar"
+
+
+STRUCTURE_BYTES_MAX = 64 * 1024
+"""Of a StructureSpec's text in UTF-8."""
+
+
+@dataclass(frozen=True, slots=True)
+class StructureSpec:
+    """What form the whole answer must have.
+
+    `text` by kind: nothing for any JSON object; a JSON schema; a regular expression that the whole answer
+    matches; a JSON list of strings, one of which is the answer; a context-free grammar in Lark's or
+    llama.cpp's (GBNF) notation.
+    """
+
+    kind: StructureKind
+    text: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How a request's next token is chosen; with the tokens so far, all the state a sampler has.
@@ -65,6 +92,8 @@ class SamplingParams:
     """None: none wanted; 0: of the chosen token; n: also those of the n most probable tokens."""
     samples: int = 1
     """Answers to one prompt, each with random numbers of its own."""
+    structure: StructureSpec | None = None
+    """The form the answer is held to: an answer that ends by itself always has it."""
 
     @property
     def needs_history(self) -> bool:

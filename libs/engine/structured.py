@@ -1,0 +1,155 @@
+"""The state of an answer that is held to a form: which tokens may come next, which must.
+
+Owns what follows from a compiled structure and an answer's tokens; whoever moves or recomputes an answer
+replays them. Knows neither logits nor requests; how a structure is compiled is `engine.structure_compiler`'s.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from llguidance import LLMatcher
+from llguidance.numpy import fill_next_token_bitmask
+
+from engine.errors import StructureError
+from engine.step import TokenMask
+
+FORCED_TOKENS_MAX = 256
+"""Forced tokens told at once."""
+DETAIL_CHARS_MAX = 300
+"""Of llguidance's explanations."""
+MASK_WORD_BITS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class MaskVocabulary:
+    """Token ids as masks see them."""
+
+    model_tokens: int
+    """Token ids the model has logits for; others are never allowed."""
+    parser_tokens: int
+    """As many or more: a tokenizer may know tokens that the model does not."""
+    end_token_ids: tuple[int, ...]
+
+
+class Matcher:
+    """The state of one answer. Calls must not overlap, but may come from different threads."""
+
+    __slots__ = ("_ended", "_failure", "_parser", "_vocabulary")
+
+    def __init__(self, parser: LLMatcher, vocabulary: MaskVocabulary) -> None:
+        self._parser = parser
+        self._vocabulary = vocabulary
+        self._ended = False
+        self._failure: str | None = None
+
+    @property
+    def ended(self) -> bool:
+        """An end token was accepted: the answer is complete, nothing follows."""
+        return self._ended
+
+    @property
+    def complete(self) -> bool:
+        """The text so far has the form: an end token is allowed, perhaps among others."""
+        return not self._ended and self._failure is None and self._parser.is_accepting()
+
+    @property
+    def failure(self) -> str | None:
+        """Why the answer cannot go on: it met a limit of llguidance, or no token fits."""
+        return self._failure
+
+    def allowed(self) -> TokenMask:
+        """The tokens that may come next, at least one; an end token exactly when `complete`.
+
+        It takes microseconds, at most some ten milliseconds. After a failure, see `failure`, it gives the
+        end tokens: a batch goes on, and the answer is to be thrown away. Not to be called after the end.
+        """
+        assert not self._ended, "nothing follows the end"
+        mask = np.zeros((1, _words(self._vocabulary.parser_tokens)), np.int32)
+        if self._failure is None:
+            fill_next_token_bitmask(self._parser, mask)
+            self._note_failure()
+        mask = _cut(mask[0], self._vocabulary.model_tokens)
+        if self._failure is None and not mask.any():
+            self._failure = "no token of the model fits"
+        if self._failure is not None:
+            mask[:] = 0
+            for token_id in self._vocabulary.end_token_ids:
+                mask.view(np.uint32)[token_id // MASK_WORD_BITS] |= np.uint32(1 << token_id % MASK_WORD_BITS)
+        return mask
+
+    def accept(self, token_id: int) -> None:
+        """Go on by one token. Raises StructureError where it is not allowed."""
+        if self._ended or self._failure is not None:
+            raise StructureError(f"token {token_id} follows {self._failure or 'the end'}")
+        if not self._parser.consume_token(token_id):
+            self._note_failure()
+            raise StructureError(f"token {token_id} is not allowed here: {self._failure}")
+        # A grammar may name an end token as a part of it, and go on.
+        self._ended = token_id in self._vocabulary.end_token_ids and self._parser.is_stopped()
+
+    def replay(self, token_ids: Sequence[int]) -> None:
+        """`accept` one after the other. Raises StructureError naming the first that is not allowed."""
+        for index, token_id in enumerate(token_ids):
+            try:
+                self.accept(token_id)
+            except StructureError as error:
+                raise StructureError(f"output token {index}: {error}") from error
+
+    def forced(self) -> tuple[int, ...]:
+        """The tokens that come next whatever the model says, at most FORCED_TOKENS_MAX: each is all that
+        `allowed` would give in its turn. Where only the end is left, an end token."""
+        if self._ended or self._failure is not None:
+            return ()
+        token_ids = self._parser.compute_ff_tokens()[:FORCED_TOKENS_MAX]
+        self._note_failure()
+        if self._failure is not None:
+            return ()
+        if not token_ids and self._parser.is_stopped():
+            return self._vocabulary.end_token_ids[:1]
+        unknown = (i for i, token_id in enumerate(token_ids) if token_id >= self._vocabulary.model_tokens)
+        return tuple(token_ids[: next(unknown, len(token_ids))])
+
+    def _note_failure(self) -> None:
+        if self._parser.is_error():
+            self._failure = shortened(self._parser.get_error())
+
+
+class CompiledStructure:
+    """What a StructureSpec says of the tokens of one model, shared by all answers held to it."""
+
+    __slots__ = ("_start", "_vocabulary")
+
+    def __init__(self, start: LLMatcher, vocabulary: MaskVocabulary) -> None:
+        """`start` is never moved on. Raises StructureError where nothing can be generated."""
+        self._start = start
+        self._vocabulary = vocabulary
+        if start.is_error():
+            raise StructureError(shortened(start.get_error()))
+        first = self.matcher()
+        first.replay(first.forced())
+        if not first.ended:
+            first.allowed()
+            if first.failure is not None:
+                raise StructureError(first.failure)
+
+    def matcher(self) -> Matcher:
+        """The state of an answer that has no tokens yet."""
+        return Matcher(self._start.deep_copy(), self._vocabulary)
+
+
+def shortened(explanation: str) -> str:
+    """llguidance's explanation without its drawings of the parser's state."""
+    text = explanation.split("\n<", 1)[0].strip()
+    return text if len(text) <= DETAIL_CHARS_MAX else text[: DETAIL_CHARS_MAX - 1] + "…"
+
+
+def _words(tokens: int) -> int:
+    return -(-tokens // MASK_WORD_BITS)
+
+
+def _cut(mask: TokenMask, tokens: int) -> TokenMask:
+    mask = mask[: _words(tokens)]
+    if tokens % MASK_WORD_BITS:
+        mask.view(np.uint32)[-1] &= np.uint32((1 << tokens % MASK_WORD_BITS) - 1)
+    return mask

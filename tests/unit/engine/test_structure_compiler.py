@@ -1,0 +1,177 @@
+"""Specs from clients: each error says what is wrong, nothing takes the process down or fills its memory."""
+
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.support.models import tiny_folder
+from tests.support.structures import COMPILE_S_MAX, allowed_ids, matcher
+
+from engine import structure_compiler
+from engine.errors import StructureBusyError, StructureError
+from engine.structure_compiler import GRAMMAR_BYTES_MAX, REGEX_BYTES_MAX, StructureCompiler
+from engine.structured import DETAIL_CHARS_MAX, CompiledStructure
+from policy.core import STRUCTURE_BYTES_MAX, StructureKind, StructureSpec
+
+pytestmark = pytest.mark.unit
+
+END = 2
+TINY_TOKENS = 512
+
+BAD = [
+    (StructureKind.JSON_SCHEMA, "{", "not JSON"),
+    (StructureKind.JSON_SCHEMA, "[]", "must be an object, not list"),
+    (StructureKind.JSON_SCHEMA, '{"type": "objct"}', "objct"),
+    (StructureKind.JSON_SCHEMA, '{"not": {"type": "null"}}', "not"),
+    (StructureKind.JSON_SCHEMA, '{"type": "integer", "minimum": 5, "maximum": 4}', "minimum"),
+    (StructureKind.JSON_SCHEMA, '{"$ref": "https://example.org/s.json"}', "example.org"),
+    (StructureKind.JSON_SCHEMA, '{"type": "string", "pattern": "(?=a)"}', "look-around"),
+    (StructureKind.JSON_SCHEMA, "[" * 20_000, "not JSON"),
+    (StructureKind.REGEX, "(a", "unclosed group"),
+    (StructureKind.REGEX, "(?=a)b", "look-around"),
+    (StructureKind.REGEX, "(a{1000}){1000}", "too many expressions"),
+    (StructureKind.REGEX, "a?" * 4096, "lexer"),
+    (StructureKind.CHOICE, "yes", "not JSON"),
+    (StructureKind.CHOICE, "[]", "list of at least one string"),
+    (StructureKind.CHOICE, '["a", 1]', "list of at least one string"),
+    (StructureKind.GRAMMAR, "start: foo", "foo"),
+    (StructureKind.GRAMMAR, "no grammar at all", "neither Lark nor GBNF"),
+    (StructureKind.GRAMMAR, "start: a\na: b\nb: a", "NoExtension"),
+    (StructureKind.GRAMMAR, 'start: "xy" start', "Too many items"),
+    (StructureKind.GRAMMAR, "start: " + "(" * 8_000 + '"a"' + ")" * 8_000, "nested"),
+]
+
+
+@pytest.fixture(scope="module")
+def compiler() -> Iterator[StructureCompiler]:
+    compiler = StructureCompiler(tiny_folder(), TINY_TOKENS, (END,))
+    yield compiler
+    compiler.close()
+
+
+def compiled(compiler: StructureCompiler, kind: StructureKind, text: str) -> CompiledStructure:
+    return compiler.compile(StructureSpec(kind, text)).result(COMPILE_S_MAX)
+
+
+@pytest.mark.parametrize(("kind", "text", "reason"), BAD)
+def test_a_spec_that_cannot_be_met_says_why(
+    kind: StructureKind, text: str, reason: str, compiler: StructureCompiler
+) -> None:
+    for _ in range(2):  # the second time from memory
+        with pytest.raises(StructureError) as caught:
+            compiled(compiler, kind, text)
+        assert reason in str(caught.value)
+        assert 0 < len(str(caught.value)) <= DETAIL_CHARS_MAX + 100
+
+
+def test_a_long_text_is_refused_before_anything_is_done(compiler: StructureCompiler) -> None:
+    for kind, bytes_max in (
+        (StructureKind.JSON_SCHEMA, STRUCTURE_BYTES_MAX),
+        (StructureKind.CHOICE, STRUCTURE_BYTES_MAX),
+        (StructureKind.REGEX, REGEX_BYTES_MAX),
+        (StructureKind.GRAMMAR, GRAMMAR_BYTES_MAX),
+    ):
+        with pytest.raises(StructureError, match=f"{bytes_max + 1} bytes, must have at most {bytes_max}"):
+            compiled(compiler, kind, "a" * (bytes_max + 1))
+
+
+def chain_of_rules(links: int) -> str:
+    return "\n".join(["start: r0", *(f"r{i}:r{i + 1}" for i in range(links)), f'r{links}: "a"'])
+
+
+def chain_of_references(links: int) -> str:
+    chain = {str(i): {"items": {"$ref": f"#/d/{i + 1}"}} for i in range(links)}
+    return json.dumps({"$ref": "#/d/0", "d": {**chain, str(links): {"type": "null"}}}, separators=(",", ":"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "bytes_max"),
+    [
+        (StructureKind.GRAMMAR, chain_of_rules(1_500), GRAMMAR_BYTES_MAX),
+        (StructureKind.JSON_SCHEMA, chain_of_references(1_800), STRUCTURE_BYTES_MAX),
+    ],
+    ids=["rules", "references"],
+)
+def test_no_chain_of_rules_overflows_the_stack(
+    kind: StructureKind, text: str, bytes_max: int, compiler: StructureCompiler
+) -> None:
+    """The usual stack of 8 MiB is too small for one of them."""
+    assert bytes_max * 0.9 < len(text) <= bytes_max
+    state = compiled(compiler, kind, text).matcher()
+    for seed in range(20):
+        state.accept(allowed_ids(state.allowed())[seed % 2 - 1])
+        assert state.failure is None
+        if state.ended:
+            break
+
+
+def test_one_compile_for_all_who_ask_and_all_are_told(compiler: StructureCompiler) -> None:
+    spec = StructureSpec(StructureKind.CHOICE, '["asked for by many"]')
+    futures = [compiler.compile(spec) for _ in range(50)]
+    structures = {id(future.result(COMPILE_S_MAX)) for future in futures}
+    assert len(structures) == 1
+
+
+def test_answers_of_one_structure_do_not_touch_each_other(compiler: StructureCompiler) -> None:
+    structure = compiled(compiler, StructureKind.CHOICE, '["ab", "ba"]')
+    one, other = structure.matcher(), structure.matcher()
+    before = other.allowed().copy()
+    one.accept(allowed_ids(before)[0])
+    assert (other.allowed() == before).all()
+    assert (structure.matcher().allowed() == before).all()
+
+
+def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(structure_compiler, "COMPILED_MAX", 2)
+    compiler = StructureCompiler(tiny_folder(), TINY_TOKENS, (END,))
+    first = compiled(compiler, StructureKind.CHOICE, '["0"]')
+    second = compiled(compiler, StructureKind.CHOICE, '["1"]')
+    assert compiled(compiler, StructureKind.CHOICE, '["0"]') is first
+    compiled(compiler, StructureKind.CHOICE, '["2"]')
+    assert compiled(compiler, StructureKind.CHOICE, '["0"]') is first
+    assert compiled(compiler, StructureKind.CHOICE, '["1"]') is not second
+    compiler.close()
+
+
+def test_what_waits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(structure_compiler, "WAITING_MAX", 2)
+    compiler = StructureCompiler(tiny_folder(), TINY_TOKENS, (END,))
+    entered, go_on = threading.Event(), threading.Event()
+    compile_new = compiler._compile_new
+
+    def slow(spec: StructureSpec) -> CompiledStructure:
+        entered.set()
+        assert go_on.wait(COMPILE_S_MAX)
+        return compile_new(spec)
+
+    monkeypatch.setattr(compiler, "_compile_new", slow)
+    specs = [StructureSpec(StructureKind.CHOICE, json.dumps([str(i)])) for i in range(3)]
+    futures = [compiler.compile(spec) for spec in specs[:2]]
+    assert entered.wait(COMPILE_S_MAX)
+    with pytest.raises(StructureBusyError, match="2 structures"):
+        compiler.compile(specs[2])
+    assert compiler.compile(specs[0]) is futures[0]
+    go_on.set()
+    for future in futures:
+        future.result(COMPILE_S_MAX)
+    compiler.compile(specs[2]).result(COMPILE_S_MAX)
+    compiler.close()
+
+
+@pytest.mark.parametrize("content", [None, "{}", "no JSON"])
+def test_a_folder_without_a_usable_tokenizer(content: str | None, tmp_path: Path) -> None:
+    if content is not None:
+        (tmp_path / "tokenizer.json").write_text(content)
+    compiler = StructureCompiler(tmp_path, TINY_TOKENS, (END,))
+    with pytest.raises(StructureError, match=f"tokenizer.json of {tmp_path.name} cannot be used"):
+        compiled(compiler, StructureKind.REGEX, "a")
+    compiler.close()
+
+
+def test_a_model_without_end_tokens() -> None:
+    compiler = StructureCompiler(tiny_folder(), TINY_TOKENS, ())
+    with pytest.raises(StructureError, match="no end token"):
+        matcher(compiler, StructureKind.REGEX, "a")
+    compiler.close()
