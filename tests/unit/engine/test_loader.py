@@ -1,20 +1,23 @@
 """Weights: shared through the page cache, complete, of the right shapes."""
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tests.support.bare_model import BareModel
+from tests.support.tiny_oracles import make_oracle
 from transformers import AutoModelForCausalLM
 
 from engine.engine import Engine, KVLayout, SequenceStep
 from engine.errors import ModelFolderError
-from engine.tensor_shapes import tensor_shapes
-from engine.loader import load_model
+from engine.loader import DTYPES, load_model
 from engine.model_folder import ModelConfig
 from engine.safetensors_file import ALIGNMENT_BYTES, write_float32
+from engine.tensor_shapes import tensor_shapes
 from engine.tiny import make_tiny_model
 from policy.core import SamplingParams
 
@@ -58,13 +61,15 @@ def mapped_bytes(path: Path) -> tuple[int, int]:
     return resident, copied
 
 
-def test_float32_weights_stay_in_the_file_s_pages(tmp_path: Path) -> None:
-    make_tiny_model(tmp_path, intermediate_size=2048)
-    model = load_model(tmp_path)
-    layout = KVLayout.of(model.config)
-    engine = Engine(model, layout, memoryview(bytearray(8 * layout.block_bytes)), 8)
-    engine.run([SequenceStep(PROMPT, 0, tuple(range(8)), SamplingParams(output_tokens_max=1), 0)])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_weights_of_the_asked_dtype_stay_in_the_file_s_pages(tmp_path: Path, dtype: str) -> None:
+    make_tiny_model(tmp_path, intermediate_size=4096)
     path = tmp_path / "model.safetensors"
+    tensors = {name: tensor.to(DTYPES[dtype]) for name, tensor in load_file(path).items()}
+    save_file(tensors, path, metadata={"format": "pt"})
+    model = load_model(tmp_path, dtype=dtype)
+    step = SequenceStep(PROMPT, 0, tuple(range(8)), None, 0)
+    BareModel([model], 8, DTYPES[dtype]).logits([step])
     resident, copied = mapped_bytes(path)
     assert resident > 0.8 * path.stat().st_size
     assert copied == 0
@@ -129,6 +134,25 @@ def test_a_tensor_that_does_not_fit_is_named(
     rewrite(folder, changes)
     with pytest.raises(ModelFolderError, match=message):
         load_model(folder)
+
+
+@pytest.mark.parametrize(
+    ("oracle", "name", "shape"),
+    [("qwen2", "self_attn.k_proj.bias", (32,)), ("qwen3", "self_attn.q_norm.weight", (32,))],
+)
+def test_a_family_s_own_tensors_are_wanted(
+    tmp_path: Path, oracle: str, name: str, shape: tuple[int, ...]
+) -> None:
+    make_oracle(tmp_path, oracle)
+    full_name = f"model.layers.1.{name}"
+    rewrite(tmp_path, {full_name: torch.ones(7)})
+    with pytest.raises(
+        ModelFolderError, match=re.escape(f"{full_name} has shape (7,), config.json says {shape}")
+    ):
+        load_model(tmp_path)
+    rewrite(tmp_path, {full_name: None})
+    with pytest.raises(ModelFolderError, match=re.escape(f"tensor {full_name} is missing")):
+        load_model(tmp_path)
 
 
 def test_what_may_be_there_and_is_not_used(tmp_path: Path) -> None:
