@@ -21,7 +21,11 @@ from policy.core import (
     Role,
     SamplingParams,
     ScheduleRequest,
+    TokenLogprobs,
 )
+
+TOKEN_ID_BYTES = 4
+"""Of a token id in a packed array."""
 
 # --- the control plane's records ----------------------------------------------------------------
 
@@ -258,6 +262,8 @@ class Commit:
     """xxh3_128 over the written blocks in order, hexadecimal; empty where checksums are off."""
     first_token_id: int
     cached_tokens: int
+    first_token_logprobs: TokenLogprobs | None = None
+    """Where the request wants them: decode tells the first token too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,7 +329,11 @@ class ProgressEntry:
 
 @dataclass(frozen=True, slots=True)
 class TokensEntry:
-    """`token_ids` begin at `output_index`, which is absolute within the answer over all attempts."""
+    """`token_ids` begin at `output_index`, which is absolute within the answer over all attempts.
+
+    `logprobs` has one entry a token, or none at all where none were asked; else ValueError: an entry
+    with another number is malformed.
+    """
 
     request_id: RequestId
     attempt: int
@@ -331,6 +341,13 @@ class TokensEntry:
     output_index: int
     token_ids: bytes
     cached_tokens: int = 0
+    logprobs: tuple[TokenLogprobs | None, ...] = ()
+    """None where the sender does not know them: tokens of an earlier attempt."""
+
+    def __post_init__(self) -> None:
+        tokens = len(self.token_ids) // TOKEN_ID_BYTES
+        if self.logprobs and len(self.logprobs) != tokens:
+            raise ValueError(f"logprobs: {len(self.logprobs)} entries for {tokens} tokens")
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,9 +58,9 @@ class StepResult:
     token_ids: tuple[int | None, ...]
     """None where no token was wanted, or the sequence failed."""
     elapsed_s: float
-    logprobs: tuple[TokenLogprobs | None, ...] = ()
+    logprobs: tuple[TokenLogprobs | None, ...]
     """None where none were wanted."""
-    failures: tuple[str | None, ...] = ()
+    failures: tuple[str | None, ...]
     """Why a sequence alone came to nothing in a step that did its work; None where all is well."""
 
 

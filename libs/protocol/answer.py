@@ -7,10 +7,18 @@ this knows which attempt counts, which token comes next, and whom to tell what w
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from cluster.messages import FailedEntry, FinishEntry, RefusalReason, TokensEntry
+from cluster.messages import TOKEN_ID_BYTES, FailedEntry, FinishEntry, RefusalReason, TokensEntry
 from kvindex.core import InstanceId
-from policy.core import FinishReason, Placement, Rejection, RejectReason, RequestId, SamplingParams
-from protocol.order import TOKEN_ID_BYTES, Fresh, Gap, Repeat, arrange
+from policy.core import (
+    FinishReason,
+    Placement,
+    Rejection,
+    RejectReason,
+    RequestId,
+    SamplingParams,
+    TokenLogprobs,
+)
+from protocol.order import Fresh, Gap, Repeat, arrange
 
 PLACEMENT_ATTEMPTS_MAX = 4
 """Placements of one request, counting refusals and losses alike."""
@@ -195,11 +203,13 @@ class SubmitTo:
 
 @dataclass(frozen=True, slots=True)
 class Deliver:
-    """Hand these tokens to the client; the first is number `first_index` of the answer."""
+    """Hand these tokens to the client; the first is number `first_index` of the answer. `logprobs` has an
+    entry for each token, or none at all."""
 
     token_ids: bytes
     first_index: int
     cached_tokens: int
+    logprobs: tuple[TokenLogprobs | None, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -356,7 +366,8 @@ def _tokens(answer: Answer, sender: InstanceId, entry: TokensEntry, now_s: float
         case Fresh(token_ids, first_index, next_index):
             complete = _completed_by(answer, token_ids, next_index)
             answer = replace(answer, next_index=next_index, complete=complete, resume_asked_at_s=None)
-            deliver = Deliver(token_ids, first_index, entry.cached_tokens)
+            logprobs = entry.logprobs[first_index - entry.output_index :]
+            deliver = Deliver(token_ids, first_index, entry.cached_tokens, logprobs)
             if answer.announced_end is None or answer.announced_end.output_tokens > next_index:
                 return answer, (deliver,)
             ended, effects = _finish(answer, sender, answer.announced_end, now_s)

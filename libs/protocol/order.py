@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-TOKEN_ID_BYTES = 4
+from cluster.messages import TOKEN_ID_BYTES
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from kvindex.core import InstanceId
 from kvtransfer import Grant
 from policy.core import FinishReason
 from protocol.reservation import Hold
-from worker.outbox import TOKENS_PER_ENTRY_MAX, Outbox
+from worker.outbox import Outbox, tokens_per_entry
 from worker.sequence import Sequence
 
 
@@ -39,16 +39,24 @@ class HeldAnswer:
     def tell_tokens(self, first_index: int, token_ids: tuple[int, ...], cached_tokens: int = 0) -> None:
         work = self.sequence.work
         packed = np.asarray(token_ids, "<i4").tobytes()
-        sample = self.sequence.sample
-        entry = TokensEntry(work.request_id, work.attempt, sample, first_index, packed, cached_tokens)
+        entry = TokensEntry(
+            work.request_id,
+            work.attempt,
+            self.sequence.sample,
+            first_index,
+            packed,
+            cached_tokens,
+            self.sequence.logprobs_of(first_index, first_index + len(token_ids)),
+        )
         self.request.outbox.put(work.gateway, entry)
 
     def tell_again(self, from_index: int) -> None:
         """All tokens from `from_index` on, and the end where it was reached."""
         sequence = self.sequence
-        for start in range(max(0, from_index), sequence.output_tokens, TOKENS_PER_ENTRY_MAX):
+        tokens_max = tokens_per_entry(sequence.work.sampling.logprobs)
+        for start in range(max(0, from_index), sequence.output_tokens, tokens_max):
             first = sequence.work.prompt_tokens + start
-            self.tell_tokens(start, tuple(sequence.token_ids[first : first + TOKENS_PER_ENTRY_MAX]))
+            self.tell_tokens(start, tuple(sequence.token_ids[first : first + tokens_max]))
         self.tell_end()
 
     def tell_end(self) -> None:

@@ -85,7 +85,7 @@ class HeldTable:
         sequence.goes_on = sequence.decodes = True
         sequence.context_tokens = len(sequence.token_ids)
         sequence.store_full_blocks(self._node.pool)
-        if sequence.append(commit.first_token_id) is None:
+        if sequence.append(commit.first_token_id, commit.first_token_logprobs) is None:
             self._node.steps.add(sequence)
         self._begin_answers(held, answer, commit.first_token_id, commit.cached_tokens)
         self._node.pool_changed()

@@ -3,9 +3,9 @@
 import math
 from dataclasses import dataclass
 
-from cluster.messages import Commit, RefusalReason, Work
+from cluster.messages import TOKEN_ID_BYTES, Commit, RefusalReason, Work
 from kvhash import BLOCK_TOKENS
-from protocol.order import TOKEN_ID_BYTES
+from policy.sampling_limits import LOGPROBS_MAX, sampling_problem
 from protocol.parts import PartBuffer, PartsError
 
 
@@ -52,7 +52,7 @@ def _check_work(work: Work, prompt_token_ids: bytes, limits: WorkLimits) -> None
         )
     if len(work.output_token_ids) % TOKEN_ID_BYTES:
         raise _bad(f"output_token_ids has {len(work.output_token_ids)} bytes, not a multiple of 4")
-    _check_sampling(work)
+    _check_sampling(work, limits.vocab_size)
     _check_size(work, limits)
     _check_samples(work, limits)
     _check_token_ids("prompt_token_ids", prompt_token_ids, limits.vocab_size)
@@ -63,9 +63,14 @@ def check_commit(commit: Commit, limits: WorkLimits) -> None:
     """Raises WorkError for a first token that is none: it would fail the steps of all who decode here."""
     if not 0 <= commit.first_token_id < limits.vocab_size:
         raise _bad(f"first_token_id is {commit.first_token_id}, must be 0 to {limits.vocab_size - 1}")
+    logprobs = commit.first_token_logprobs
+    if logprobs is not None and len(logprobs.top) > LOGPROBS_MAX:
+        raise _bad(f"first_token_logprobs.top has {len(logprobs.top)} entries, at most {LOGPROBS_MAX}")
+    if logprobs is not None and not all(0 <= token_id < limits.vocab_size for token_id, _ in logprobs.top):
+        raise _bad(f"first_token_logprobs.top names a token outside 0 to {limits.vocab_size - 1}")
 
 
-def _check_sampling(work: Work) -> None:
+def _check_sampling(work: Work, vocab_size: int) -> None:
     sampling = work.sampling
     output_tokens = len(work.output_token_ids) // TOKEN_ID_BYTES
     if sampling.output_tokens_max <= output_tokens:
@@ -73,12 +78,9 @@ def _check_sampling(work: Work) -> None:
             f"sampling.output_tokens_max is {sampling.output_tokens_max}, must be above the "
             f"{output_tokens} tokens of output so far"
         )
-    if not (math.isfinite(sampling.temperature) and sampling.temperature >= 0):
-        raise _bad(f"sampling.temperature is {sampling.temperature}, must be at least 0")
-    if not 0 < sampling.top_p <= 1:
-        raise _bad(f"sampling.top_p is {sampling.top_p}, must be above 0 and at most 1")
-    if sampling.top_k < 0 or sampling.output_tokens_min < 0:
-        raise _bad("sampling.top_k and sampling.output_tokens_min must be at least 0")
+    problem = sampling_problem(sampling, vocab_size)
+    if problem is not None:
+        raise _bad(f"sampling.{problem}")
 
 
 def _check_size(work: Work, limits: WorkLimits) -> None:
@@ -97,8 +99,6 @@ def _check_size(work: Work, limits: WorkLimits) -> None:
 def _check_samples(work: Work, limits: WorkLimits) -> None:
     """Each sample alone must fit (`_check_size`), and at the start all of them, with a block of their own."""
     samples = work.sampling.samples
-    if samples < 1:
-        raise _bad(f"sampling.samples is {samples}, must be at least 1")
     if samples > 1 and work.output_token_ids:
         raise _bad(
             f"output_token_ids has {len(work.output_token_ids)} bytes, must be empty where "

@@ -16,6 +16,10 @@ Entry = ProgressEntry | TokensEntry | FinishEntry | FailedEntry
 MESSAGE_BYTES_MAX = 256 * 1024
 ENTRY_BYTES = 256
 """Upper estimate of an entry's JSON without its token ids."""
+TOKEN_LOGPROB_BYTES = 64
+"""Upper estimate of the JSON of one token's logprobs without its alternatives."""
+TOP_LOGPROB_BYTES = 32
+"""The same of one alternative."""
 TOKENS_PER_ENTRY_MAX = 16 * 1024
 """Longer answers are sent again (resume) in several entries."""
 
@@ -59,6 +63,13 @@ class Outbox:
             self.log.warning("stream entries lost", gateway=gateway, error=error)
 
 
+def tokens_per_entry(logprobs: int | None) -> int:
+    """Tokens that fit into one message, each with its logprobs and `logprobs` alternatives."""
+    if logprobs is None:
+        return TOKENS_PER_ENTRY_MAX
+    return (MESSAGE_BYTES_MAX - ENTRY_BYTES) // (2 * 4 + TOKEN_LOGPROB_BYTES + logprobs * TOP_LOGPROB_BYTES)
+
+
 def batches(entries: list[Entry]) -> Iterator[StreamBatch]:
     """`entries` in messages of at most MESSAGE_BYTES_MAX, in order."""
     batch: list[Entry] = []
@@ -85,7 +96,13 @@ def _message(entries: list[Entry]) -> StreamBatch:
 
 def _entry_bytes(entry: Entry) -> int:
     if isinstance(entry, TokensEntry):
-        return ENTRY_BYTES + len(entry.token_ids) * 4 // 3
+        alternatives = sum(len(logprobs.top) for logprobs in entry.logprobs if logprobs is not None)
+        return (
+            ENTRY_BYTES
+            + len(entry.token_ids) * 4 // 3
+            + len(entry.logprobs) * TOKEN_LOGPROB_BYTES
+            + alternatives * TOP_LOGPROB_BYTES
+        )
     if isinstance(entry, FailedEntry):
         return ENTRY_BYTES + len(entry.detail) * 6
     return ENTRY_BYTES

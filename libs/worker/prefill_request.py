@@ -228,7 +228,8 @@ class PrefillRequest:
         index = self.sequence.output_tokens - 1
         packed = np.asarray([token_id], "<i4").tobytes()
         cached_tokens = self.sequence.cached_prompt_tokens
-        self._tell(TokensEntry(work.request_id, work.attempt, 0, index, packed, cached_tokens))
+        logprobs = self.sequence.logprobs_of(index, index + 1)
+        self._tell(TokensEntry(work.request_id, work.attempt, 0, index, packed, cached_tokens, logprobs))
 
     async def _finish_handover(self) -> None:
         assert self._handover is not None
@@ -253,6 +254,7 @@ class PrefillRequest:
             handover.checksum,
             first_token_id,
             self.sequence.cached_prompt_tokens,
+            next(iter(self.sequence.logprobs_of(self.sequence.output_tokens - 1)), None),
         )
         try:
             answer = await self._request(commit)

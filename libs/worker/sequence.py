@@ -5,11 +5,15 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from cluster.messages import Work
 from kvhash import BLOCK_TOKENS, BlockHash, Namespace, block_hashes, extend, unpack
 from kvpool import BlockPool
-from policy.core import FinishReason, RequestId
+from policy.core import FinishReason, RequestId, TokenLogprobs
+from worker.kept_logprobs import pack_logprobs, unpack_logprobs
+
+Int32Array = npt.NDArray[np.int32]
 
 
 class Owner(Protocol):
@@ -63,6 +67,10 @@ class Sequence:
     """Its place among all that came to the step loop."""
     last_step: int = 0
     """The number of the last step it was in."""
+    kept_logprobs: list[bytes | None] = field(default_factory=list)
+    """Where they are wanted, packed, of each token that this attempt appended; None where it was not
+    drawn."""
+    _prompt: Int32Array | None = None
 
     @classmethod
     def of(cls, work: Work, prompt_token_ids: bytes, space: Namespace, context_tokens_max: int) -> "Sequence":
@@ -200,10 +208,12 @@ class Sequence:
                 self.block_ids[index] = pool.store_or_share(self.block_ids[index], self.hashes[index], parent)
         self.stored_blocks = max(self.stored_blocks, full_blocks)
 
-    def append(self, token_id: int) -> FinishReason | None:
+    def append(self, token_id: int, logprobs: TokenLogprobs | None = None) -> FinishReason | None:
         """Take a sampled token; the reason where it ends the answer."""
         self.token_ids.append(token_id)
         sampling = self.work.sampling
+        if sampling.logprobs is not None:
+            self.kept_logprobs.append(None if logprobs is None else pack_logprobs(logprobs))
         if token_id in sampling.stop_token_ids and self.output_tokens > sampling.output_tokens_min:
             self.ending = FinishReason.STOP
         elif (
@@ -211,6 +221,22 @@ class Sequence:
         ):
             self.ending = FinishReason.LENGTH
         return self.ending
+
+    def logprobs_of(self, first_index: int, end_index: int | None = None) -> tuple[TokenLogprobs | None, ...]:
+        """Of the output tokens from `first_index` up to `end_index`; none at all where none are wanted."""
+        if self.work.sampling.logprobs is None:
+            return ()
+        kept_from = self.output_tokens - len(self.kept_logprobs)
+        end_index = self.output_tokens if end_index is None else end_index
+        unknown = (None,) * max(0, min(kept_from, end_index) - first_index)
+        kept = self.kept_logprobs[max(0, first_index - kept_from) : max(0, end_index - kept_from)]
+        return unknown + tuple(None if packed is None else unpack_logprobs(packed) for packed in kept)
+
+    def history(self) -> tuple[Int32Array, Int32Array]:
+        """Prompt and output as arrays; the prompt's is made once."""
+        if self._prompt is None:
+            self._prompt = np.asarray(self.token_ids[: self.work.prompt_tokens], np.int32)
+        return self._prompt, np.asarray(self.token_ids[self.work.prompt_tokens :], np.int32)
 
     def _cut(self, pool: BlockPool, blocks: int) -> None:
         pool.release(self.block_ids[blocks:])

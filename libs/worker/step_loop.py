@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from cluster.logs import Logger
 from engine.engine import SequenceStep
 from kvpool import BlockPool, NoBlocksError
-from policy.core import RequestId
+from policy.core import RequestId, TokenLogprobs
 from policy.plan_step import DecodeWork, PrefillWork, StepLimits, StepPlan, plan_step
 from worker.engine_thread import EngineThread
 from worker.metrics import WorkerMetrics
@@ -168,8 +168,15 @@ class StepLoop:
             self._log.exception("step failed")
             self._fail(rows, f"engine step failed: {error}")
         else:
-            for row, token_id in zip(rows, result.token_ids, strict=True):
-                self._apply(row, token_id)
+            results = zip(rows, result.token_ids, result.logprobs, result.failures, strict=True)
+            for row, token_id, logprobs, failure in results:
+                if failure is None:
+                    self._apply(row, token_id, logprobs)
+                else:
+                    self._log.warning(
+                        "sequence failed", request_id=row.sequence.request_id, failure=failure
+                    )
+                    self._fail([row], failure)
             self._metrics.step_s.observe(result.elapsed_s)
             self._step_done()
         finally:
@@ -195,7 +202,7 @@ class StepLoop:
                 computed_tokens = row.sequence.context_tokens + row.tokens
                 row.sequence.owner.layer_done(layer, computed_tokens, layer == self._layers - 1)
 
-    def _apply(self, row: Row, token_id: int | None) -> None:
+    def _apply(self, row: Row, token_id: int | None, logprobs: TokenLogprobs | None) -> None:
         sequence = row.sequence
         if sequence.decodes:
             self.decode_tokens_total += row.tokens
@@ -210,7 +217,7 @@ class StepLoop:
         if token_id is None:
             sequence.owner.chunk_done(sequence.context_tokens)
             return
-        ending = sequence.append(token_id)
+        ending = sequence.append(token_id, logprobs)
         sequence.decodes = sequence.goes_on
         if ending is not None or not sequence.goes_on:
             self._sequences.remove(sequence)
@@ -227,15 +234,19 @@ class StepLoop:
 def _engine_step(row: Row) -> SequenceStep:
     sequence = row.sequence
     end = sequence.context_tokens + row.tokens
+    sampling = sequence.work.sampling if row.samples else None
+    history = sequence.history() if sampling is not None and sampling.needs_history else ((), ())
     return SequenceStep(
         token_ids=tuple(sequence.token_ids[sequence.context_tokens : end]),
         context_tokens=sequence.context_tokens,
         block_ids=tuple(sequence.block_ids),
-        sampling=sequence.work.sampling if row.samples else None,
+        sampling=sampling,
         output_tokens=sequence.output_tokens,
         clear_block_ids=tuple(sequence.unclear_block_ids),
         sample=sequence.sample,
         copy_blocks=tuple(sequence.copies),
+        prompt_token_ids=history[0],
+        output_token_ids=history[1],
     )
 
 

@@ -11,7 +11,16 @@ from dataclasses import dataclass
 from cluster import subjects
 from cluster.bus import Bus
 from cluster.errors import DeadlineError, DisconnectedError, MoonpoolError, NoResponderError
-from cluster.messages import MATCH_BLOCKS_MAX, Accepted, PromptPart, Refused, Resume, Submit, Work
+from cluster.messages import (
+    MATCH_BLOCKS_MAX,
+    TOKEN_ID_BYTES,
+    Accepted,
+    PromptPart,
+    Refused,
+    Resume,
+    Submit,
+    Work,
+)
 from cluster.tracing import TraceContext
 from gateway.text import Prompt
 from kvhash import BLOCK_TOKENS, HASH_BYTES, BlockHash, Namespace, extend
@@ -28,7 +37,6 @@ from protocol.answer import (
     SubmitUnanswered,
     Unscheduled,
 )
-from protocol.order import TOKEN_ID_BYTES
 from protocol.parts import split
 
 RESUME_TRIES_MAX = 5

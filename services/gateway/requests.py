@@ -15,6 +15,7 @@ from cluster.bus import Bus, Received, Subscription
 from cluster.errors import ProtocolError
 from cluster.logs import Logger
 from cluster.messages import (
+    TOKEN_ID_BYTES,
     Cancel,
     Finish,
     FinishEntry,
@@ -31,7 +32,6 @@ from kvindex.core import InstanceId
 from policy.core import Placement, RequestId
 from protocol import answer
 from protocol.answer import Answer, Event, Phase
-from protocol.order import TOKEN_ID_BYTES
 
 STREAM_BATCHES_MAX = 65_536
 """Batches that may wait to be taken in; the bus drops and counts what is over it, resume fetches it."""

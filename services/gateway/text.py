@@ -16,13 +16,13 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from cluster.errors import ConfigError
+from cluster.messages import TOKEN_ID_BYTES
 from gateway.api_errors import invalid
 from gateway.api_types import ChatMessage
 from gateway.chat_template import ChatTemplate, TemplateError
 from gateway.detokenizer import TokenBytes
 from gateway.validate import ModelLimits, text_too_long
 from kvhash import BLOCK_TOKENS, FingerprintError, block_hashes, model_fingerprint, namespace
-from protocol.order import TOKEN_ID_BYTES
 
 TOKENIZE_THREADS = 2
 

@@ -22,10 +22,12 @@ from cluster.messages import (
     InventoryRequest,
     MatchRequest,
     ModelInfo,
+    StreamBatch,
+    TokensEntry,
 )
 from cluster.wire import Envelope, decode, decode_record, encode, encode_record
 from kvindex.core import BlockAction, BlockEvent, InstanceId, Tier
-from policy.core import CostCoefficients, RequestId
+from policy.core import CostCoefficients, RequestId, TokenLogprobs
 
 pytestmark = pytest.mark.unit
 
@@ -66,7 +68,17 @@ def values_of(kind: object) -> st.SearchStrategy[object]:
     hints = get_type_hints(kind)
     if kind in (CostCoefficients, ModelInfo):
         return st.builds(kind, **{one.name: _POSITIVE[hints[one.name]] for one in fields(kind)})
-    return st.builds(kind, **{one.name: values_of(hints[one.name]) for one in fields(kind)})
+    built = {one.name: values_of(hints[one.name]) for one in fields(kind)}
+    if kind is TokensEntry:
+        built["token_ids"] = st.sampled_from([b"", b"four"])
+        built["logprobs"] = st.just(())
+        with_logprobs = {
+            **built,
+            "token_ids": st.just(b"four"),
+            "logprobs": st.tuples(values_of(TokenLogprobs | None)),
+        }
+        return st.builds(kind, **built) | st.builds(kind, **with_logprobs)
+    return st.builds(kind, **built)
 
 
 @pytest.mark.parametrize("message_class", MESSAGE_KINDS.values(), ids=lambda cls: cls.__name__)
@@ -139,6 +151,21 @@ def _wire(**changes: object) -> bytes:
     return orjson.dumps(whole | changes)
 
 
+TOKENS_BODY = {"request_id": "r", "attempt": 0, "sample": 0, "output_index": 0, "token_ids": "BQAAAA=="}
+
+
+def test_tokens_travel_with_their_logprobs_or_with_none() -> None:
+    told = {"token_logprob": -0.5, "top": [[5, -0.5], [9, -1.25]]}
+    for logprobs, read in (
+        ([], ()),
+        ([None], (None,)),
+        ([told], (TokenLogprobs(-0.5, ((5, -0.5), (9, -1.25))),)),
+    ):
+        batch = decode(_wire(kind="stream", body={"tokens": [TOKENS_BODY | {"logprobs": logprobs}]}))[1]
+        assert isinstance(batch, StreamBatch)
+        assert batch.tokens[0].logprobs == read
+
+
 @pytest.mark.parametrize(
     "data",
     [
@@ -159,6 +186,8 @@ def _wire(**changes: object) -> bytes:
         _wire(kind="match", body={"block_hashes": "not base64!"}),
         _wire(kind="match", body={"block_hashes": 5}),
         _wire(kind="block_events", body={"first_number": 1, "events": [{"action": "exploded"}]}),
+        _wire(kind="stream", body={"tokens": [TOKENS_BODY | {"logprobs": [None, None]}]}),
+        _wire(kind="stream", body={"tokens": [TOKENS_BODY | {"logprobs": [{"token_logprob": None}]}]}),
         _wire(sender=None),
         _wire(seq="1"),
         _wire(incarnation=1.5),

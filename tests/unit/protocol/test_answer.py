@@ -7,7 +7,15 @@ import pytest
 
 from cluster.messages import FailedEntry, FinishEntry, RefusalReason, TokensEntry
 from kvindex.core import InstanceId
-from policy.core import FinishReason, Placement, Rejection, RejectReason, RequestId, SamplingParams
+from policy.core import (
+    FinishReason,
+    Placement,
+    Rejection,
+    RejectReason,
+    RequestId,
+    SamplingParams,
+    TokenLogprobs,
+)
 from protocol import answer
 from protocol.answer import Answer, Phase
 
@@ -74,6 +82,23 @@ def test_a_request_runs_through() -> None:
         answer.Complete(FinishReason.STOP, 3),
     ]
     assert state.phase is Phase.ENDED
+
+
+def test_logprobs_go_with_their_tokens_through_repeats() -> None:
+    told = tuple(TokenLogprobs(-float(index)) for index in range(4))
+
+    def entry(index: int, *token_ids: int) -> answer.TokensCame:
+        logprobs = told[index : index + len(token_ids)]
+        return answer.TokensCame(
+            DECODE, TokensEntry(REQUEST, 0, 0, index, packed(*token_ids), logprobs=logprobs)
+        )
+
+    _, effects = run(entry(0, 5), entry(0, 5), entry(0, 5, 6, 7), tokens(2, 7, 8), state=running())
+    assert of(effects, answer.Deliver) == [
+        answer.Deliver(packed(5), 0, 0, told[:1]),
+        answer.Deliver(packed(6, 7), 1, 0, told[1:3]),
+        answer.Deliver(packed(8), 3, 0, ()),
+    ]
 
 
 def test_tokens_may_overtake_the_answer_to_the_submit() -> None:

@@ -1,6 +1,7 @@
 """What a worker publishes is cut into messages of bounded size, in order, without loss."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -15,8 +16,16 @@ from cluster.wire import encode
 from kvhash import BlockHash
 from kvindex.core import BlockAction, BlockEvent, InstanceId, Tier
 from kvpool import BlockPool
-from policy.core import FinishReason, RequestId
-from worker.outbox import MESSAGE_BYTES_MAX, TOKENS_PER_ENTRY_MAX, Entry, Outbox, batches
+from policy.core import FinishReason, RequestId, TokenLogprobs
+from policy.sampling_limits import LOGPROBS_MAX
+from worker.outbox import (
+    MESSAGE_BYTES_MAX,
+    TOKENS_PER_ENTRY_MAX,
+    Entry,
+    Outbox,
+    batches,
+    tokens_per_entry,
+)
 from worker.pool_reporter import (
     EVENTS_PER_MESSAGE_MAX,
     INVENTORY_BLOCKS_PER_CHUNK,
@@ -44,6 +53,29 @@ def test_entries_are_sent_once_in_order_and_never_over_the_bound(counts: list[in
     messages = list(batches(entries))
     assert [entry for message in messages for entry in message.tokens] == entries
     assert all(wire_bytes(message) <= MESSAGE_BYTES_MAX + 4096 for message in messages)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 20), st.integers(1, 400)), max_size=12),
+    st.floats(-9999.0, 0.0),
+    st.integers(0, 10**6),
+)
+def test_entries_with_logprobs_keep_to_the_bound(
+    shapes: list[tuple[int, int]], logprob: float, token_id: int
+) -> None:
+    entries: list[Entry] = []
+    for top, count in shapes:
+        count = min(count, tokens_per_entry(top))
+        told = TokenLogprobs(round(logprob, 6), ((token_id, round(logprob, 6)),) * top)
+        entries.append(replace(tokens(len(entries), count), logprobs=(told,) * count))
+    messages = list(batches(entries))
+    assert [entry for message in messages for entry in message.tokens] == entries
+    assert all(wire_bytes(message) <= MESSAGE_BYTES_MAX + 4096 for message in messages)
+
+
+def test_every_answer_can_be_told_again_whatever_logprobs_it_has() -> None:
+    assert tokens_per_entry(None) == TOKENS_PER_ENTRY_MAX
+    assert tokens_per_entry(0) > tokens_per_entry(LOGPROBS_MAX) >= 300
 
 
 def test_a_finish_goes_with_or_after_its_tokens() -> None:

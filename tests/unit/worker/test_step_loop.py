@@ -14,10 +14,11 @@ from cluster.messages import Work
 from engine.step import SequenceStep, StepResult
 from kvhash import namespace
 from kvindex.core import InstanceId
-from kvpool import BlockPool
+from kvpool import BlockPool, SwapSlots
 from policy.core import FinishReason, RequestId, SamplingParams
 from policy.plan_step import StepLimits
 from worker.metrics import WorkerMetrics
+from worker.preemption import Preempted
 from worker.sequence import Sequence
 from worker.step_loop import StepLoop
 
@@ -33,7 +34,8 @@ class CountingEngine:
     async def run(self, sequences: Rows[SequenceStep], on_layer: Callable[[int], None] | None) -> StepResult:
         await asyncio.sleep(0)
         token_ids = (s.context_tokens + len(s.token_ids) if s.sampling else None for s in sequences)
-        return StepResult(tuple(token_ids), 0.0)
+        nothing = (None,) * len(sequences)
+        return StepResult(tuple(token_ids), 0.0, nothing, nothing)
 
 
 class Listener:
@@ -68,9 +70,10 @@ class Bench:
     def __init__(self, blocks: int, limits: StepLimits) -> None:
         self.pool = BlockPool(blocks)
         metrics = WorkerMetrics(CollectorRegistry())
-        self.steps = StepLoop(
-            CountingEngine(), self.pool, limits, 1, metrics, lambda: None, Logger(Level.ERROR)
-        )
+        log = Logger(Level.ERROR)
+        engine = CountingEngine()
+        preempted = Preempted(engine, self.pool, SwapSlots(0), metrics, log)
+        self.steps = StepLoop(engine, self.pool, preempted, limits, 1, metrics, lambda: None, log)
 
     def add(self, request_id: str, prompt: list[int], output_tokens: int, attempt: int = 0) -> Listener:
         work = Work(
