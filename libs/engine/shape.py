@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.step import MASK_WORD_BITS, Int32Array, SequenceStep, TokenMask
+from engine.step import MASK_WORD_BITS, Int32Array, SequenceStep, TokenMask, mask_words
 from policy.core import SamplingParams
 
 
@@ -28,7 +28,9 @@ def shape_(logits: Tensor, sequences: Sequence[SequenceStep]) -> None:
             _penalise(row, sampling, sequence)
         too_early = sampling.stop_token_ids if sequence.output_tokens < sampling.output_tokens_min else ()
         if sequence.allowed is not None:
-            masks.append((index, _without(sequence.allowed, too_early)))
+            allowed = sequence.allowed()
+            assert allowed.size == mask_words(logits.shape[1]), "a mask of another vocabulary"
+            masks.append((index, _without(allowed, too_early)))
         elif too_early:
             _ban(row, too_early)
     if masks:

@@ -12,13 +12,12 @@ from llguidance import LLMatcher
 from llguidance.numpy import fill_next_token_bitmask
 
 from engine.errors import StructureError
-from engine.step import TokenMask
+from engine.step import MASK_WORD_BITS, TokenMask, mask_words
 
 FORCED_TOKENS_MAX = 256
 """Forced tokens told at once."""
 DETAIL_CHARS_MAX = 300
 """Of llguidance's explanations."""
-MASK_WORD_BITS = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +34,10 @@ class MaskVocabulary:
 class Matcher:
     """The state of one answer. Calls must not overlap, but may come from different threads."""
 
-    __slots__ = ("_ended", "_failure", "_parser", "_vocabulary")
+    __slots__ = ("_ended", "_failure", "_parser", "_structure", "_vocabulary")
 
-    def __init__(self, parser: LLMatcher, vocabulary: MaskVocabulary) -> None:
+    def __init__(self, structure: "CompiledStructure", parser: LLMatcher, vocabulary: MaskVocabulary) -> None:
+        self._structure = structure
         self._parser = parser
         self._vocabulary = vocabulary
         self._ended = False
@@ -59,13 +59,13 @@ class Matcher:
         return self._failure
 
     def allowed(self) -> TokenMask:
-        """The tokens that may come next, at least one; an end token exactly when `complete`.
+        """The tokens that may come next: at least one, an end token exactly when `complete`.
 
-        It takes microseconds, at most some ten milliseconds. After a failure, see `failure`, it gives the
-        end tokens: a batch goes on, and the answer is to be thrown away. Not to be called after the end.
+        It takes microseconds, at most some ten milliseconds. After a failure, see `failure`, there is none:
+        a batch goes on without this answer. Not to be called after the end.
         """
         assert not self._ended, "nothing follows the end"
-        mask = np.zeros((1, _words(self._vocabulary.parser_tokens)), np.int32)
+        mask = np.zeros((1, mask_words(self._vocabulary.parser_tokens)), np.int32)
         if self._failure is None:
             fill_next_token_bitmask(self._parser, mask)
             self._note_failure()
@@ -74,9 +74,11 @@ class Matcher:
             self._failure = "no token of the model fits"
         if self._failure is not None:
             mask[:] = 0
-            for token_id in self._vocabulary.end_token_ids:
-                mask.view(np.uint32)[token_id // MASK_WORD_BITS] |= np.uint32(1 << token_id % MASK_WORD_BITS)
         return mask
+
+    def restarted(self) -> "Matcher":
+        """The state of another answer to the same structure, without a token."""
+        return self._structure.matcher()
 
     def accept(self, token_id: int) -> None:
         """Go on by one token. Raises StructureError where it is not allowed."""
@@ -135,7 +137,7 @@ class CompiledStructure:
 
     def matcher(self) -> Matcher:
         """The state of an answer that has no tokens yet."""
-        return Matcher(self._start.deep_copy(), self._vocabulary)
+        return Matcher(self, self._start.deep_copy(), self._vocabulary)
 
 
 def shortened(explanation: str) -> str:
@@ -144,12 +146,8 @@ def shortened(explanation: str) -> str:
     return text if len(text) <= DETAIL_CHARS_MAX else text[: DETAIL_CHARS_MAX - 1] + "…"
 
 
-def _words(tokens: int) -> int:
-    return -(-tokens // MASK_WORD_BITS)
-
-
 def _cut(mask: TokenMask, tokens: int) -> TokenMask:
-    mask = mask[: _words(tokens)]
+    mask = mask[: mask_words(tokens)]
     if tokens % MASK_WORD_BITS:
         mask.view(np.uint32)[-1] &= np.uint32((1 << tokens % MASK_WORD_BITS) - 1)
     return mask

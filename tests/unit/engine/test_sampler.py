@@ -137,7 +137,7 @@ def test_logprobs_are_told_before_bias_penalty_mask_and_temperature() -> None:
     sampling = SamplingParams(
         9, temperature=0.01, logit_bias=((0, 50.0),), presence_penalty=1.0, logprobs=2, seed=4
     )
-    step = replace(next_step([1], [0], sampling), allowed=allowed)
+    step = replace(next_step([1], [0], sampling), allowed=lambda: allowed)
     told = sample(logits.clone(), [step], draw)[0]
     expected = logits[0].double().log_softmax(-1)
     assert told.token_id == 0
@@ -171,14 +171,15 @@ def test_a_row_that_is_not_finite_fails_alone(sampling: SamplingParams, bad: flo
 def test_a_mask_that_allows_nothing_fails_its_row_by_name() -> None:
     step = replace(
         next_step([1], [2], SamplingParams(9, temperature=1.0)),
-        allowed=np.zeros(mask_words(VOCAB_SIZE), np.int32),
+        allowed=lambda: np.zeros(mask_words(VOCAB_SIZE), np.int32),
     )
     assert sample(language([1])[None], [step], draw)[0].failure == NOTHING_ALLOWED
 
 
 def test_a_mask_does_not_hide_that_logits_with_logprobs_are_not_finite() -> None:
     logits = torch.tensor([[1.0, float("nan")]])
-    step = replace(next_step([1], [], SamplingParams(9, logprobs=1)), allowed=np.array([1], np.int32))
+    sampling = SamplingParams(9, logprobs=1)
+    step = replace(next_step([1], [], sampling), allowed=lambda: np.array([1], np.int32))
     assert sample(logits, [step], draw)[0].failure == NOT_FINITE
 
 
