@@ -4,7 +4,7 @@ A step mixes prefill chunks and decodes freely: for the linear layers all new to
 attention every sequence is a span of it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -47,8 +47,9 @@ class SequenceStep:
     prompt_token_ids: TokenIds = ()
     """With `output_token_ids` all tokens so far; wanted only where `sampling.needs_history`."""
     output_token_ids: TokenIds = ()
-    allowed: TokenMask | None = None
-    """The tokens that may come next; None: all of them."""
+    allowed: Callable[[], TokenMask] | None = None
+    """Says which tokens may come next; None: all of them. It is called once, on the engine's thread, when
+    the forward pass is under way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,5 +176,3 @@ def _check(index: int, sequence: SequenceStep, limits: StepLimits) -> None:
         ):
             if history.size and not 0 <= history.min() <= history.max() < limits.vocab_size:
                 raise fail(field, f"a token id is outside 0..{limits.vocab_size - 1}")
-    if sequence.allowed is not None and sequence.allowed.size != mask_words(limits.vocab_size):
-        raise fail("allowed", f"must have {mask_words(limits.vocab_size)} words, not {sequence.allowed.size}")
