@@ -18,6 +18,14 @@ class WorkerConfig(ServiceConfig):
     pool_bytes: int = field(
         default=2 * 1024**3, metadata={"help": "bytes of KV blocks in DRAM", "min": 1024 * 1024}
     )
+    swap_bytes: int = field(
+        default=0,
+        metadata={
+            "help": "host memory for KV of preempted requests, used where that is cheaper than computing it "
+            "again; 0: none",
+            "min": 0,
+        },
+    )
     step_tokens_max: int = field(
         default=512, metadata={"help": "tokens computed in one step", "min": 16, "max": 65536}
     )

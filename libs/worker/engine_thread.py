@@ -7,6 +7,7 @@ from typing import TypeVar
 
 from engine.engine import Engine, SequenceStep, StepResult
 from policy.core import CostCoefficients
+from policy.preempt import HostCopyCost
 
 ResultT = TypeVar("ResultT")
 
@@ -40,6 +41,21 @@ class EngineThread:
                 block_ids, transfer_fixed_s=transfer_fixed_s, transfer_bytes_per_s=transfer_bytes_per_s
             )
         )
+
+    async def swap_out(self, block_ids: Sequence[int], slots: Sequence[int]) -> None:
+        """Blocks to host memory; they may be given away when this returns."""
+        engine = self._ready()
+        await self._call(lambda: engine.swap_out(block_ids, slots))
+
+    async def swap_in(self, slots: Sequence[int], block_ids: Sequence[int]) -> None:
+        """The way back; the blocks may be read when this returns."""
+        engine = self._ready()
+        await self._call(lambda: engine.swap_in(slots, block_ids))
+
+    async def measure_swap(self, block_ids: Sequence[int]) -> HostCopyCost:
+        """How fast the two are, on scratch blocks and while no slot is taken."""
+        engine = self._ready()
+        return await self._call(lambda: engine.measure_swap(block_ids))
 
     async def close(self) -> None:
         """Wait for the step under way, then end the thread and let go of the arena."""

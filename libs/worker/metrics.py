@@ -22,7 +22,7 @@ class WorkerMetrics:
             "moonpool_cached_tokens", "Prompt tokens taken from the pool", registry=registry
         )
         self.preemptions = Counter(
-            "moonpool_preemptions", "Sequences that gave their blocks back", registry=registry
+            "moonpool_preemptions", "Sequences that gave their blocks back", ["way"], registry=registry
         )
         self.prefills = Counter(
             "moonpool_prefills", "Requests that left prefill", ["result"], registry=registry

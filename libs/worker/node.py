@@ -17,7 +17,7 @@ from engine.layout import KVLayout
 from engine.loader import load_model
 from engine.model_folder import ModelConfig
 from kvhash import BLOCK_TOKENS, Namespace, model_fingerprint, namespace
-from kvpool import Arena, BlockPool
+from kvpool import Arena, BlockPool, SwapSlots
 from kvtransfer import SECRET_BYTES_MIN, Endpoint
 from policy.core import CostCoefficients
 from policy.plan_step import StepLimits
@@ -28,6 +28,7 @@ from worker.intake import WorkLimits
 from worker.metrics import WorkerMetrics
 from worker.outbox import Outbox
 from worker.pool_reporter import PoolReporter
+from worker.preemption import Preempted, SwapCosts
 from worker.step_loop import StepLoop
 
 PROFILE_BLOCKS_MAX = 256
@@ -58,6 +59,7 @@ class Node:
                 self.arena.buffer,
                 blocks,
                 threads=config.threads,
+                swap_slots=self.swap_slots.slots,
             )
         )
         self.endpoint = Endpoint(
@@ -66,8 +68,17 @@ class Node:
         self.region = self.endpoint.register(self.arena.buffer)
         self.source = Source(self.endpoint, self.region, self.layout, config.checksums)
         limits = StepLimits(config.step_tokens_max, config.batch_requests_max)
+        self.swap_slots = SwapSlots(config.swap_bytes // self.layout.block_bytes)
+        self.preempted = Preempted(self.engine, self.pool, self.swap_slots, self.metrics, context.log)
         self.steps = StepLoop(
-            self.engine, self.pool, limits, model.layers, self.metrics, self._step_done, context.log
+            self.engine,
+            self.pool,
+            self.preempted,
+            limits,
+            model.layers,
+            self.metrics,
+            self._step_done,
+            context.log,
         )
         self.outbox = Outbox(context.bus, context.log)
         self.reporter = PoolReporter(context.bus, self.pool, context.log)
@@ -160,10 +171,14 @@ class Node:
                 failed(f"{what} failed: {error!r}")
 
     async def _profile(self) -> CostCoefficients:
+        config = self.config
         block_ids = self.pool.allocate(min(PROFILE_BLOCKS_MAX, self.pool.available()))
         try:
-            config = self.config
-            return await self.engine.profile(block_ids, config.transfer_fixed_s, config.transfer_bytes_per_s)
+            cost = await self.engine.profile(block_ids, config.transfer_fixed_s, config.transfer_bytes_per_s)
+            if self.swap_slots.slots:
+                copy = await self.engine.measure_swap(block_ids)
+                self.preempted.costs = SwapCosts(cost, copy, self.layout.block_bytes)
+            return cost
         finally:
             self.pool.release(block_ids)
 

@@ -193,6 +193,12 @@ class Sequence:
         self.unclear_block_ids = []
         self.copies = []
 
+    def restored(self, context_tokens: int) -> None:
+        """The KV of the first `context_tokens` tokens was copied back into its blocks."""
+        self.context_tokens = context_tokens
+        self.decodes = True
+        self._keep_unclear(excluded=self.block_ids[: blocks_of(context_tokens)])
+
     def store_full_blocks(self, pool: BlockPool) -> None:
         """Offer blocks that became full to the pool, parents first. Where another sequence was first with
         one, that one is used from now on."""

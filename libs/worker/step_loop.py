@@ -6,17 +6,19 @@ decided by `policy.plan_step`; computing is the engine thread's.
 
 import asyncio
 from bisect import insort
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from collections.abc import Sequence as Rows
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from cluster.logs import Logger
 from engine.engine import SequenceStep
-from kvpool import BlockPool, NoBlocksError
+from kvpool import BlockPool
 from policy.core import RequestId, TokenLogprobs
 from policy.plan_step import DecodeWork, PrefillWork, StepLimits, StepPlan, plan_step
 from worker.engine_thread import EngineThread
 from worker.metrics import WorkerMetrics
+from worker.preemption import Preempted
 from worker.sequence import Sequence
 
 
@@ -36,6 +38,7 @@ class StepLoop:
         self,
         engine: EngineThread,
         pool: BlockPool,
+        preempted: Preempted,
         limits: StepLimits,
         layers: int,
         metrics: WorkerMetrics,
@@ -44,13 +47,13 @@ class StepLoop:
     ) -> None:
         self._engine = engine
         self._pool = pool
+        self._preempted = preempted
         self._limits = limits
         self._layers = layers
         self._metrics = metrics
         self._step_done = step_done
         self._log = log
         self._sequences: list[Sequence] = []
-        self._preempted: list[Sequence] = []
         self._in_step: frozenset[Sequence] = frozenset()
         self._step_over = asyncio.Condition()
         self._wake = asyncio.Event()
@@ -81,7 +84,7 @@ class StepLoop:
         blocks, see `remove`."""
         sequence.owner = None
         self._sequences = [other for other in self._sequences if other is not sequence]
-        self._preempted = [other for other in self._preempted if other is not sequence]
+        self._preempted.leave(sequence)
 
     async def remove(self, sequence: Sequence) -> None:
         """Take a sequence out; after this returns no step touches its blocks."""
@@ -93,13 +96,16 @@ class StepLoop:
         """Step until cancelled. A step that fails fails its sequences, never the loop."""
         while True:
             self._wake.clear()
-            self._readmit()
+            await self._readmit()
             plan, places = self._plan()
-            self._preempt([places[place] for place in plan.preempted])
+            some_were_preempted = bool(plan.preempted)
+            while plan.preempted:
+                await self._preempt([places[place] for place in plan.preempted])
+                plan, places = self._plan()
             rows = self._rows(plan, places)
             if rows:
                 await self._step(rows)
-            elif not plan.preempted:
+            elif not some_were_preempted:
                 # Where all were preempted their own blocks may do for the first of them: nobody else
                 # would wake us then.
                 await self._wake.wait()
@@ -124,29 +130,35 @@ class StepLoop:
         ]
         return plan_step(waiting, running, self._pool.available(), self._limits), places
 
-    def _preempt(self, sequences: Rows[Sequence]) -> None:
-        """The blocks of a preempted sequence go back to the pool, its KV is recomputed later."""
+    async def _preempt(self, sequences: Rows[Sequence]) -> None:
+        """What the plan says was true when it was made: whoever left since then is passed over."""
         for sequence in sequences:
-            self._log.info("preempted", request_id=sequence.request_id, sample=sequence.sample)
-            self._metrics.preemptions.inc()
-            sequence.give_back(self._pool)
-            self._sequences.remove(sequence)
-            insort(self._preempted, sequence, key=_arrival)
+            if sequence in self._sequences:
+                self._sequences.remove(sequence)
+                async with self._touching([sequence]):
+                    await self._preempted.take(sequence)
 
-    def _readmit(self) -> None:
-        """Preempted sequences come back oldest first, to their old place, where there is room for one
-        block more, unless that is more than there are."""
-        blocks = self._pool.stats().blocks
-        while self._preempted:
-            sequence = self._preempted[0]
-            try:
-                sequence.take_blocks(self._pool, spare_blocks=min(1, blocks - sequence.blocks_needed()))
-            except NoBlocksError:
+    async def _readmit(self) -> None:
+        """Preempted sequences come back oldest first, to their old place."""
+        while (sequence := self._preempted.first()) is not None:
+            async with self._touching([sequence]):
+                came_back = await self._preempted.bring_back(sequence)
+            if came_back:
+                sequence.last_step = self._steps
+                insort(self._sequences, sequence, key=lambda present: present.arrival)
+            elif self._preempted.first() is sequence:
                 return
-            sequence.give_back_spare(self._pool)
-            self._preempted.pop(0)
-            sequence.last_step = self._steps
-            insort(self._sequences, sequence, key=_arrival)
+
+    @asynccontextmanager
+    async def _touching(self, sequences: Iterable[Sequence]) -> AsyncIterator[None]:
+        """Until this ends, the engine may read and write the blocks of these; `remove` waits for it."""
+        self._in_step = frozenset(sequences)
+        try:
+            yield
+        finally:
+            self._in_step = frozenset()
+            async with self._step_over:
+                self._step_over.notify_all()
 
     def _rows(self, plan: StepPlan, places: Mapping[RequestId, Sequence]) -> list[Row]:
         rows = []
@@ -158,31 +170,27 @@ class StepLoop:
         return rows
 
     async def _step(self, rows: list[Row]) -> None:
-        self._in_step = frozenset(row.sequence for row in rows)
         self._steps += 1
         for row in rows:
             row.sequence.last_step = self._steps
-        try:
-            result = await self._engine.run([_engine_step(row) for row in rows], self._layer_hook(rows))
-        except Exception as error:
-            self._log.exception("step failed")
-            self._fail(rows, f"engine step failed: {error}")
-        else:
-            results = zip(rows, result.token_ids, result.logprobs, result.failures, strict=True)
-            for row, token_id, logprobs, failure in results:
-                if failure is None:
-                    self._apply(row, token_id, logprobs)
-                else:
-                    self._log.warning(
-                        "sequence failed", request_id=row.sequence.request_id, failure=failure
-                    )
-                    self._fail([row], failure)
-            self._metrics.step_s.observe(result.elapsed_s)
-            self._step_done()
-        finally:
-            self._in_step = frozenset()
-            async with self._step_over:
-                self._step_over.notify_all()
+        async with self._touching(row.sequence for row in rows):
+            try:
+                result = await self._engine.run([_engine_step(row) for row in rows], self._layer_hook(rows))
+            except Exception as error:
+                self._log.exception("step failed")
+                self._fail(rows, f"engine step failed: {error}")
+            else:
+                results = zip(rows, result.token_ids, result.logprobs, result.failures, strict=True)
+                for row, token_id, logprobs, failure in results:
+                    if failure is None:
+                        self._apply(row, token_id, logprobs)
+                    else:
+                        self._log.warning(
+                            "sequence failed", request_id=row.sequence.request_id, failure=failure
+                        )
+                        self._fail([row], failure)
+                self._metrics.step_s.observe(result.elapsed_s)
+                self._step_done()
 
     def _layer_hook(self, rows: list[Row]) -> Callable[[int], None] | None:
         """Carries "layer l is done" from the engine's thread to the owners that stream layers."""
@@ -248,7 +256,3 @@ def _engine_step(row: Row) -> SequenceStep:
         prompt_token_ids=history[0],
         output_token_ids=history[1],
     )
-
-
-def _arrival(sequence: Sequence) -> int:
-    return sequence.arrival

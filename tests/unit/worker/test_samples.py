@@ -146,7 +146,7 @@ async def test_samples_that_do_not_fit_together_are_all_right(
         for name, ids in requests.items():
             answers = await cluster.ear.wait_answers(name, SAMPLES)
             assert answers == [sampled_answer(tiny, ids, sampled(tokens=60), n) for n in range(SAMPLES)]
-        preemptions = cluster.apps[at[1]]._node.metrics.preemptions._value.get()
+        preemptions = cluster.apps[at[1]]._node.metrics.preemptions.labels("recompute")._value.get()
         assert preemptions > 0
         await cluster.quiet()
 
