@@ -42,6 +42,7 @@ STOP_GRACE_S = 10.0
 """What a service gets on top of its drain time to close what it holds."""
 SECRET_VARIABLE = "MOONPOOL_CLUSTER_SECRET"
 SECRET_BYTES = 32
+KERNELS_VARIABLE = "MOONPOOL_KERNELS_FOLDER"
 READY_POLL_S = 0.1
 READY_ANSWER_S_MAX = 5.0
 SERVER_STOP_S_MAX = 5.0
@@ -184,6 +185,7 @@ class Stack:
         environment = {
             # OpenMP's own threads would outnumber the cores: the engine says how many it wants.
             "OMP_NUM_THREADS": str(self._config.threads),
+            KERNELS_VARIABLE: os.environ.get(KERNELS_VARIABLE, str(moonpool_home() / "kernels")),
             SECRET_VARIABLE: secrets.token_hex(SECRET_BYTES),
             **self._config.environment,
         }

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from cluster.service import ServiceConfig
+from engine.backend import Backend
 from protocol.reservation import RESERVATION_TTL_S
 
 RESERVATION_TTL_S_MIN = 2.0
@@ -14,6 +15,13 @@ class WorkerConfig(ServiceConfig):
     model_folder: str = field(default="", metadata={"help": "folder with config.json and safetensors"})
     model_name: str = field(default="", metadata={"help": "name clients use; empty: the folder's name"})
     dtype: str = field(default="float32", metadata={"help": "dtype of weights and KV"})
+    backend: str = field(
+        default=Backend.AUTO,
+        metadata={"help": "what computes: auto picks once, at start", "choices": tuple(Backend)},
+    )
+    kernels_folder: str = field(
+        default="~/.cache/moonpool/kernels", metadata={"help": "keeps what was compiled for this machine"}
+    )
     threads: int = field(default=1, metadata={"help": "threads of the engine", "min": 1, "max": 1024})
     pool_bytes: int = field(
         default=2 * 1024**3, metadata={"help": "bytes of KV blocks in DRAM", "min": 1024 * 1024}

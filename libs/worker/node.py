@@ -11,11 +11,13 @@ from typing import Any
 from cluster.errors import ConfigError
 from cluster.messages import ModelInfo, Work
 from cluster.service import ServiceContext
+from engine.backend import Backend, choose_ops
 from engine.engine import Engine
 from engine.errors import ModelFolderError
 from engine.layout import KVLayout
 from engine.loader import load_model
 from engine.model_folder import ModelConfig
+from engine.structure_compiler import StructureCompiler
 from kvhash import BLOCK_TOKENS, Namespace, model_fingerprint, namespace
 from kvpool import Arena, BlockPool, SwapSlots
 from kvtransfer import SECRET_BYTES_MIN, Endpoint
@@ -52,16 +54,7 @@ class Node:
         self.pool = BlockPool(blocks)
         self.model = _model_info(folder, model, config, self.layout)
         self.metrics = WorkerMetrics(context.metrics.registry)
-        self.engine = EngineThread(
-            lambda: Engine(
-                load_model(folder, dtype=config.dtype),
-                self.layout,
-                self.arena.buffer,
-                blocks,
-                threads=config.threads,
-                swap_slots=self.swap_slots.slots,
-            )
-        )
+        self.engine = EngineThread(lambda: self._build_engine(folder, blocks))
         self.endpoint = Endpoint(
             context.instance, config.cluster_secret.encode(), host=config.bind, advertised_host=config.host
         )
@@ -80,6 +73,7 @@ class Node:
             self._step_done,
             context.log,
         )
+        self.structures = StructureCompiler(folder, model.vocab_size, model.eos_token_ids)
         self.outbox = Outbox(context.bus, context.log)
         self.reporter = PoolReporter(context.bus, self.pool, context.log)
         self.work_limits = WorkLimits(
@@ -114,6 +108,7 @@ class Node:
         await asyncio.gather(*left, return_exceptions=True)
         await self.reporter.close()
         await self.endpoint.close()
+        self.structures.close()
         await self.engine.close()
         self.arena.close()
 
@@ -169,6 +164,22 @@ class Node:
             self.context.log.exception("task failed", task=what)
             if failed is not None:
                 failed(f"{what} failed: {error!r}")
+
+    def _build_engine(self, folder: Path, blocks: int) -> Engine:
+        """On the engine's thread."""
+        config = self.config
+        kernels_folder = Path(config.kernels_folder).expanduser()
+        chosen = choose_ops(Backend(config.backend), config.dtype, kernels_folder)
+        self.context.log.info("backend", backend=chosen.backend, detail=chosen.detail)
+        model = load_model(folder, chosen.ops, dtype=config.dtype)
+        return Engine(
+            model,
+            self.layout,
+            self.arena.buffer,
+            blocks,
+            threads=config.threads,
+            swap_slots=self.swap_slots.slots,
+        )
 
     async def _profile(self) -> CostCoefficients:
         config = self.config

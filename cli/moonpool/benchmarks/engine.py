@@ -121,13 +121,14 @@ def measure(
 
     from engine.models import resolve_model
     from moonpool.benchmarks.engine_under_test import EngineUnderTest, decode_bytes
-    from moonpool.benchmarks.read_bandwidth import bandwidth_reader
+    from moonpool.benchmarks.read_bandwidth import READER, bandwidth_reader
 
     folder = resolve_model(model, moonpool_home(), lambda text: print(text, file=sys.stderr))
     engine = EngineUnderTest(
         folder,
         threads=threads,
         backend=backend,
+        kernels_folder=moonpool_home() / "kernels",
         sequences_max=max(case.sequences for case in cases),
         tokens_max=max(case.tokens_max for case in cases),
     )
@@ -149,7 +150,7 @@ def measure(
         step_bytes = decode_bytes(engine.config, case.sequences, case.tokens)
         results += summarise(case, samples, step_bytes, context | machine_context())
     if bandwidths:
-        results.append(_read_bandwidth(bandwidths, context | machine_context()))
+        results.append(_read_bandwidth(bandwidths, context | machine_context() | {"reader": READER}))
     return results
 
 
@@ -176,7 +177,7 @@ def summarise(
 
 def _read_bandwidth(bandwidths: Sequence[float], context: dict[str, object]) -> Measurement:
     rates = [bandwidth / 1e9 for bandwidth in bandwidths]
-    return measurement(NAME, "memory_read", "rate", "GB/s", rates, context | {"reader": "torch.amax of int8"})
+    return measurement(NAME, "memory_read", "rate", "GB/s", rates, context)
 
 
 def _samples(

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from engine.backend import Backend, choose_ops
 from engine.engine import Engine
 from engine.layout import KVLayout
 from engine.loader import load_model
@@ -32,15 +33,24 @@ class EngineUnderTest:
     """Prefill of one prompt, and decode of a batch that was started; greedy, in float32."""
 
     def __init__(
-        self, folder: Path, *, threads: int, backend: str | None, sequences_max: int, tokens_max: int
+        self,
+        folder: Path,
+        *,
+        threads: int,
+        backend: str | None,
+        kernels_folder: Path,
+        sequences_max: int,
+        tokens_max: int,
     ) -> None:
         self.config = ModelConfig.load(folder)
         self.layout = KVLayout.of(self.config)
         self._sequence_blocks = -(-tokens_max // self.layout.block_tokens)
         blocks = sequences_max * self._sequence_blocks
         self._arena = Arena.create(blocks, self.layout.block_bytes)
-        self._engine = Engine(load_model(folder), self.layout, self._arena.buffer, blocks, threads=threads)
-        self.backend = "torch"
+        chosen = choose_ops(Backend(backend or Backend.AUTO), self.layout.dtype_name, kernels_folder)
+        model = load_model(folder, chosen.ops)
+        self._engine = Engine(model, self.layout, self._arena.buffer, blocks, threads=threads)
+        self.backend = chosen.backend
         self._sequences: list[_Sequence] = []
 
     def prefill(self, prompt: Sequence[int]) -> int:
