@@ -39,6 +39,8 @@ def _answer(folder: Path, prompt: tuple[int, ...], sampling: SamplingParams, sam
             sampling=sampling,
             output_tokens=len(answer),
             sample=sample,
+            prompt_token_ids=prompt,
+            output_token_ids=tuple(answer),
         )
         (token_id,) = engine.run([step]).token_ids
         assert token_id is not None

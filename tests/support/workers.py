@@ -16,7 +16,7 @@ from cluster.messages import FailedEntry, FinishEntry, StreamBatch, Submit, Work
 from cluster.testing import FakeBroker, FakeStore
 from kvhash import BLOCK_TOKENS
 from kvindex.core import InstanceId
-from policy.core import RequestId, Role, SamplingParams
+from policy.core import RequestId, Role, SamplingParams, TokenLogprobs
 from worker.app import WorkerApp
 from worker.config import WorkerConfig
 
@@ -47,6 +47,7 @@ class Ear:
     def __init__(self, bus: Bus) -> None:
         self.bus = bus
         self.tokens: dict[tuple[RequestId, int, int], dict[int, int]] = {}
+        self.logprobs: dict[tuple[RequestId, int, int], dict[int, TokenLogprobs | None]] = {}
         self.cached_tokens: dict[RequestId, int] = {}
         self.finished: dict[tuple[RequestId, int, int], FinishEntry] = {}
         self.failed: list[FailedEntry] = []
@@ -84,6 +85,9 @@ class Ear:
             known = self.tokens.setdefault((entry.request_id, entry.attempt, entry.sample), {})
             for offset, token_id in enumerate(np.frombuffer(entry.token_ids, "<i4").tolist()):
                 assert known.setdefault(entry.output_index + offset, token_id) == token_id
+            told = self.logprobs.setdefault((entry.request_id, entry.attempt, entry.sample), {})
+            for offset, logprobs in enumerate(entry.logprobs):
+                assert told.setdefault(entry.output_index + offset, logprobs) == logprobs
             self.cached_tokens[entry.request_id] = max(
                 entry.cached_tokens, self.cached_tokens.get(entry.request_id, 0)
             )
@@ -163,11 +167,14 @@ class Workers:
         """AssertionError where a pool contradicts itself or a sequence held more than it may."""
         for app in self.apps.values():
             app._node.pool.check_integrity()
+            app._node.swap_slots.check_integrity()
         assert self.wasted == []
 
     def _is_quiet(self, app: WorkerApp) -> bool:
         load = app.load()
-        return not load.queued and not load.running and load.blocks_in_use == 0
+        slots = app._node.swap_slots
+        idle = not load.queued and not load.running and load.blocks_in_use == 0
+        return idle and slots.free == slots.slots
 
 
 @asynccontextmanager
