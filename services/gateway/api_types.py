@@ -54,6 +54,11 @@ class GenerationRequest(Struct, kw_only=True):
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
     seed: int | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
@@ -72,18 +77,13 @@ class CompletionRequest(GenerationRequest, kw_only=True):
 
 
 _GENERATION_NEUTRAL: Neutral = {
-    "frequency_penalty": (None, 0),
     "guided_choice": (None,),
     "guided_grammar": (None,),
     "guided_json": (None,),
     "guided_regex": (None,),
-    "logit_bias": (None, {}),
     "metadata": (None, {}),
-    "min_p": (None, 0),
     "n": (None, 1),
-    "presence_penalty": (None, 0),
     "priority": (None, 0),
-    "repetition_penalty": (None, 1),
     "response_format": (None, {"type": "text"}),
     "service_tier": (None, "auto", "default"),
     "skip_special_tokens": (None, True),

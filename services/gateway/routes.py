@@ -15,7 +15,7 @@ from aiohttp import web
 
 from cluster.logs import Logger
 from cluster.tracing import TraceContext
-from gateway import validate
+from gateway import request_body, validate
 from gateway.answer_forms import DONE, AnswerForm, ChatForm, CompletionForm, Header, error_event
 from gateway.answer_text import AnswerText
 from gateway.api_errors import INTERNAL, METHOD_NOT_ALLOWED, NOT_FOUND, ApiError
@@ -159,7 +159,7 @@ class Api:
     async def _chat(self, http: web.Request, call: Call) -> web.StreamResponse:
         with self._requests.admit():
             async with self._bodies.read(http) as body:
-                request = validate.decode_chat(body)
+                request = request_body.decode_chat(body)
             validate.check_model(request.model, self._model.limits)
             generation = validate.check_chat(request, self._model.limits)
             prompt = await self._model.encode_chat(request.messages)
@@ -169,7 +169,7 @@ class Api:
     async def _completion(self, http: web.Request, call: Call) -> web.StreamResponse:
         with self._requests.admit():
             async with self._bodies.read(http) as body:
-                request = validate.decode_completion(body)
+                request = request_body.decode_completion(body)
             validate.check_model(request.model, self._model.limits)
             generation = validate.check_completion(request, self._model.limits)
             if isinstance(request.prompt, str):

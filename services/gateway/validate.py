@@ -1,65 +1,34 @@
-"""A request body checked: bytes in, typed parameters out, or a 400 that names parameter and limit.
+"""A request checked: structs in, typed parameters out, or a 400 that names parameter and limit.
 
 Pure. Owns every limit of the API; knows neither HTTP nor how text becomes tokens.
 """
 
-import re
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
-
-import msgspec
 
 from gateway.api_errors import MODEL_NOT_FOUND, ApiError, invalid
-from gateway.api_types import (
-    CHAT_NEUTRAL,
-    COMPLETION_NEUTRAL,
-    ChatRequest,
-    CompletionRequest,
-    GenerationRequest,
-    Neutral,
-)
+from gateway.api_types import ChatRequest, CompletionRequest, GenerationRequest
+from gateway.ranges import check_count, check_range, check_token_ids, in_range, shown
 from policy.core import SamplingParams
+from policy.sampling_limits import (
+    LOGIT_BIAS_ENTRIES_MAX,
+    LOGIT_BIAS_MAX,
+    LOGIT_BIAS_MIN,
+    PENALTY_MAX,
+    PENALTY_MIN,
+    REPETITION_PENALTY_MAX,
+    REPETITION_PENALTY_MIN,
+    TOP_K_MAX,
+)
 
 TEMPERATURE_MAX = 2.0
-TOP_K_MAX = 2**31 - 1
 SEED_MIN, SEED_MAX = -(2**63), 2**63 - 1
 STOP_STRINGS_MAX = 16
 STOP_STRING_CHARS_MAX = 1024
 STOP_TOKEN_IDS_MAX = 64
 USER_CHARS_MAX = 512
-MESSAGES_MAX = 16_384
-MESSAGE_PARTS_MAX = 4096
-PARAMETER_BYTES_MAX = 256 * 1024
-"""JSON of one parameter, but for the prompt, whose bound is the body's: all stop strings fit, escaped."""
+TOKEN_ID_DIGITS_MAX = 10
 COMPLETION_TOKENS_DEFAULT = 16
 """What OpenAI's text completions generate where nobody says; a chat answers as long as there is room."""
-
-RequestT = TypeVar("RequestT", ChatRequest, CompletionRequest)
-
-_ERROR_PATH = re.compile(r"^(?P<what>.*) - at `\$\.?(?P<path>[^`]*)`$", re.DOTALL)
-_MISSING_FIELD = re.compile(r"missing required field `(?P<field>[^`]*)`")
-_UNKNOWN_FIELD = re.compile(r"unknown field `(?P<field>[^`]*)`")
-_UNSUPPORTED_IN_MESSAGE = re.compile(
-    r"^messages\[[^]]*\]\.(annotations|audio|function_call|refusal|tool_calls)(?=$|\W)"
-)
-_PROMPT_PARAMS = frozenset({"messages", "prompt"})
-_UNSUPPORTED_OF: dict[type[ChatRequest] | type[CompletionRequest], Neutral] = {
-    ChatRequest: CHAT_NEUTRAL,
-    CompletionRequest: COMPLETION_NEUTRAL,
-}
-_UNREAD_OF = {
-    cls: msgspec.defstruct(
-        f"Unread{cls.__name__}",
-        [
-            (name, msgspec.Raw, msgspec.Raw())
-            for name in (*(field.encode_name for field in msgspec.structs.fields(cls)), *unsupported)
-        ],
-        forbid_unknown_fields=True,
-    )
-    for cls, unsupported in _UNSUPPORTED_OF.items()
-}
-"""Every parameter there is as the JSON that came for it, empty where none came."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,24 +59,14 @@ class Generation:
     temperature: float
     top_p: float
     top_k: int
+    min_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    logit_bias: tuple[tuple[int, float], ...]
     seed: int | None
     stop: tuple[str, ...]
     stop_token_ids: tuple[int, ...]
-
-
-def decode_chat(body: bytes) -> ChatRequest:
-    """A chat request whose names and types are right. Raises ApiError."""
-    request = _decode(body, ChatRequest)
-    _check_count("messages", request.messages, MESSAGES_MAX)
-    for index, message in enumerate(request.messages):
-        if isinstance(message.content, list):
-            _check_count(f"messages[{index}].content", message.content, MESSAGE_PARTS_MAX)
-    return request
-
-
-def decode_completion(body: bytes) -> CompletionRequest:
-    """A text completion request whose names and types are right. Raises ApiError."""
-    return _decode(body, CompletionRequest)
 
 
 def check_model(name: str, limits: ModelLimits) -> None:
@@ -130,7 +89,7 @@ def check_completion(request: CompletionRequest, limits: ModelLimits) -> Generat
     if isinstance(request.prompt, list):
         # Counted before they are looked at: a prompt over the context is named as such.
         _check_prompt_fits("prompt", len(request.prompt), limits)
-        _check_token_ids("prompt", request.prompt, limits)
+        check_token_ids("prompt", request.prompt, limits.vocabulary_tokens)
     return _check(request, limits, "prompt", "max_tokens", request.max_tokens, COMPLETION_TOKENS_DEFAULT)
 
 
@@ -152,7 +111,7 @@ def sampling(
         raise _context_exceeded(
             generation.output_tokens_param,
             f"prompt ({prompt_tokens} tokens) and {generation.output_tokens_param} "
-            f"({_shown(output_tokens_max)}) together exceed the context of "
+            f"({shown(output_tokens_max)}) together exceed the context of "
             f"{limits.context_tokens_max} tokens",
         )
     if generation.output_tokens_min > output_tokens_max:
@@ -169,6 +128,11 @@ def sampling(
         top_p=generation.top_p,
         top_k=generation.top_k,
         seed=drawn_seed if generation.seed is None else generation.seed,
+        min_p=generation.min_p,
+        repetition_penalty=generation.repetition_penalty,
+        presence_penalty=generation.presence_penalty,
+        frequency_penalty=generation.frequency_penalty,
+        logit_bias=generation.logit_bias,
     )
 
 
@@ -177,62 +141,6 @@ def text_too_long(param: str, chars: int, limits: ModelLimits) -> ApiError:
     return _context_exceeded(
         param, f"a prompt of {chars} characters exceeds the context of {limits.context_tokens_max} tokens"
     )
-
-
-def _decode(body: bytes, request_class: type[RequestT]) -> RequestT:
-    """Straight into `request_class`: a body made of other things than it should be, of millions of empty
-    lists for instance, ends at the first of them instead of holding up the event loop for seconds."""
-    try:
-        unread = msgspec.json.decode(body, type=_UNREAD_OF[request_class])
-        for param, value in msgspec.structs.asdict(unread).items():
-            _check_unread(param, value, _UNSUPPORTED_OF[request_class])
-        return msgspec.json.decode(body, type=request_class)
-    except msgspec.ValidationError as error:
-        raise _explained(str(error)) from error
-    except (msgspec.MsgspecError, RecursionError) as error:
-        raise _not_json(str(error)) from error
-
-
-def _check_unread(param: str, value: msgspec.Raw, unsupported: Neutral) -> None:
-    """What is too long to be looked at, or is not supported and asks for something, raises ApiError."""
-    size_bytes = len(memoryview(value))
-    if param not in _PROMPT_PARAMS:
-        _check_range(f"{param} (bytes)", size_bytes, 0, PARAMETER_BYTES_MAX, param=param)
-    if param not in unsupported or not size_bytes:
-        return
-    asked = msgspec.json.decode(value)
-    if not any(_same(asked, asks_nothing) for asks_nothing in unsupported[param]):
-        choices = ", ".join(msgspec.json.encode(choice).decode() for choice in unsupported[param])
-        raise invalid(param, f"{param} is not supported (only as {choices})", "unsupported_parameter")
-
-
-def _same(value: object, other: object) -> bool:
-    """Equality as JSON sees it: true is not 1."""
-    return isinstance(value, bool) == isinstance(other, bool) and value == other
-
-
-def _explained(message: str) -> ApiError:
-    """msgspec's complaint with the parameter it is about."""
-    path, what = "", message
-    if located := _ERROR_PATH.match(message):
-        path, what = located["path"], located["what"]
-    if not path and what.startswith("Expected `object`"):
-        return _not_json("it must be an object")
-    if unsupported := _UNSUPPORTED_IN_MESSAGE.match(path):
-        param = unsupported[0]
-        return invalid(param, f"{param} is not supported (only as null or empty)", "unsupported_parameter")
-    if (not path or path.startswith("messages")) and (unknown := _UNKNOWN_FIELD.search(what)):
-        field = unknown["field"][:128]
-        param = f"{path}.{field}" if path else field
-        return invalid(param, f"unknown parameter: {param}", "unknown_parameter")
-    if missing := _MISSING_FIELD.search(what):
-        param = f"{path}.{missing['field']}" if path else missing["field"]
-        return invalid(param, f"{param} is missing", "missing_required_parameter")
-    return invalid(path or None, f"{path}: {what}" if path else what, "invalid_type")
-
-
-def _not_json(reason: str) -> ApiError:
-    return invalid(None, f"the body is not valid JSON: {reason}", "invalid_json")
 
 
 def _check(
@@ -245,16 +153,16 @@ def _check(
 ) -> Generation:
     if output_tokens_max is not None and output_tokens_max < 1:
         raise invalid(
-            output_tokens_param, f"{output_tokens_param} is {_shown(output_tokens_max)}, must be at least 1"
+            output_tokens_param, f"{output_tokens_param} is {shown(output_tokens_max)}, must be at least 1"
         )
     stream = bool(request.stream)
     if request.stream_options is not None and not stream:
         raise invalid("stream_options", "stream_options is only allowed where stream is true")
     if request.user is not None:
-        _check_range("user (characters)", len(request.user), 0, USER_CHARS_MAX, param="user")
+        check_range("user (characters)", len(request.user), 0, USER_CHARS_MAX, param="user")
     client_stop_ids = tuple(request.stop_token_ids or ())
-    _check_count("stop_token_ids", client_stop_ids, STOP_TOKEN_IDS_MAX, minimum=0)
-    _check_token_ids("stop_token_ids", client_stop_ids, limits)
+    check_count("stop_token_ids", client_stop_ids, STOP_TOKEN_IDS_MAX, minimum=0)
+    check_token_ids("stop_token_ids", client_stop_ids, limits.vocabulary_tokens)
     end_token_ids = () if request.ignore_eos else limits.end_token_ids
     return Generation(
         stream=stream,
@@ -264,10 +172,25 @@ def _check(
         output_tokens_param=output_tokens_param,
         output_tokens_max=output_tokens_max,
         output_tokens_default=output_tokens_default,
-        output_tokens_min=_in_range("min_tokens", request.min_tokens, 0, 0, limits.context_tokens_max),
-        temperature=_in_range("temperature", request.temperature, 1.0, 0.0, TEMPERATURE_MAX),
+        output_tokens_min=in_range("min_tokens", request.min_tokens, 0, 0, limits.context_tokens_max),
+        temperature=in_range("temperature", request.temperature, 1.0, 0.0, TEMPERATURE_MAX),
         top_p=_top_p(request.top_p),
-        top_k=max(0, _in_range("top_k", request.top_k, 0, -1, TOP_K_MAX)),
+        top_k=max(0, in_range("top_k", request.top_k, 0, -1, TOP_K_MAX)),
+        min_p=in_range("min_p", request.min_p, 0.0, 0.0, 1.0),
+        repetition_penalty=in_range(
+            "repetition_penalty",
+            request.repetition_penalty,
+            1.0,
+            REPETITION_PENALTY_MIN,
+            REPETITION_PENALTY_MAX,
+        ),
+        presence_penalty=in_range(
+            "presence_penalty", request.presence_penalty, 0.0, PENALTY_MIN, PENALTY_MAX
+        ),
+        frequency_penalty=in_range(
+            "frequency_penalty", request.frequency_penalty, 0.0, PENALTY_MIN, PENALTY_MAX
+        ),
+        logit_bias=_logit_bias(request.logit_bias, limits),
         seed=_seed(request.seed),
         stop=_stop_strings(request.stop),
         stop_token_ids=tuple(dict.fromkeys((*end_token_ids, *client_stop_ids))),
@@ -275,7 +198,7 @@ def _check(
 
 
 def _top_p(value: float | None) -> float:
-    top_p = _in_range("top_p", value, 1.0, 0.0, 1.0)
+    top_p = in_range("top_p", value, 1.0, 0.0, 1.0)
     if top_p == 0.0:
         raise invalid("top_p", "top_p is 0, must be greater than 0 and at most 1")
     return top_p
@@ -285,50 +208,33 @@ def _seed(value: int | None) -> int | None:
     """Samplers take seeds of 63 bits; a negative one is folded into them."""
     if value is None:
         return None
-    _check_range("seed", value, SEED_MIN, SEED_MAX)
+    check_range("seed", value, SEED_MIN, SEED_MAX)
     return value & SEED_MAX
+
+
+def _logit_bias(value: dict[str, float] | None, limits: ModelLimits) -> tuple[tuple[int, float], ...]:
+    """By token id, which JSON has as a string."""
+    entries = value or {}
+    check_count("logit_bias", entries, LOGIT_BIAS_ENTRIES_MAX, minimum=0)
+    biases: dict[int, float] = {}
+    for key, bias in entries.items():
+        if not (key.isascii() and key.isdecimal() and len(key) <= TOKEN_ID_DIGITS_MAX):
+            raise invalid("logit_bias", f"logit_bias names {key[:32]!r}, must name token ids")
+        token_id = int(key)
+        check_range("token in logit_bias", token_id, 0, limits.vocabulary_tokens - 1, param="logit_bias")
+        check_range(f"logit_bias of token {key}", bias, LOGIT_BIAS_MIN, LOGIT_BIAS_MAX, param="logit_bias")
+        biases[token_id] = bias
+    return tuple(biases.items())
 
 
 def _stop_strings(value: str | list[str] | None) -> tuple[str, ...]:
     if value is None:
         return ()
     strings = (value,) if isinstance(value, str) else tuple(dict.fromkeys(value))
-    _check_count("stop", strings, STOP_STRINGS_MAX, minimum=0)
+    check_count("stop", strings, STOP_STRINGS_MAX, minimum=0)
     for string in strings:
-        _check_range("stop (characters)", len(string), 1, STOP_STRING_CHARS_MAX, param="stop")
+        check_range("stop (characters)", len(string), 1, STOP_STRING_CHARS_MAX, param="stop")
     return strings
-
-
-NumberT = TypeVar("NumberT", int, float)
-
-
-def _in_range(param: str, value: NumberT | None, default: NumberT, low: NumberT, high: NumberT) -> NumberT:
-    if value is None:
-        return default
-    _check_range(param, value, low, high)
-    return value
-
-
-def _check_range(what: str, value: float, low: float, high: float, *, param: str | None = None) -> None:
-    if not low <= value <= high:
-        raise invalid(param or what, f"{what} is {_shown(value)}, must be {low} to {high}")
-
-
-def _check_count(param: str, values: Sequence[object], maximum: int, *, minimum: int = 1) -> None:
-    if not minimum <= len(values) <= maximum:
-        raise invalid(param, f"{param} has {len(values)} entries, must have {minimum} to {maximum}")
-
-
-def _check_token_ids(param: str, token_ids: Sequence[int], limits: ModelLimits) -> None:
-    if not token_ids or (min(token_ids) >= 0 and max(token_ids) < limits.vocabulary_tokens):
-        return
-    index, token_id = next(
-        (index, token_id)
-        for index, token_id in enumerate(token_ids)
-        if not 0 <= token_id < limits.vocabulary_tokens
-    )
-    what = f"{param}[{index}]"
-    raise invalid(what, f"{what} is {_shown(token_id)}, must be 0 to {limits.vocabulary_tokens - 1}")
 
 
 def _check_prompt_fits(param: str, prompt_tokens: int, limits: ModelLimits) -> None:
@@ -340,11 +246,6 @@ def _check_prompt_fits(param: str, prompt_tokens: int, limits: ModelLimits) -> N
             f"the prompt has {prompt_tokens} tokens, which leaves no room for an answer in the context "
             f"of {limits.context_tokens_max} tokens",
         )
-
-
-def _shown(value: float) -> str:
-    """For messages; Python refuses to print integers of thousands of digits."""
-    return str(value) if -(2**64) < value < 2**64 else "beyond 64 bits"
 
 
 def _context_exceeded(param: str, message: str) -> ApiError:

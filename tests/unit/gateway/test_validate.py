@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from gateway.api_errors import ApiError
 from gateway.api_types import CHAT_NEUTRAL, COMPLETION_NEUTRAL, ChatRequest, CompletionRequest
+from gateway.request_body import decode_chat, decode_completion
 from gateway.validate import (
     COMPLETION_TOKENS_DEFAULT,
     STOP_STRINGS_MAX,
@@ -18,11 +19,10 @@ from gateway.validate import (
     check_chat,
     check_completion,
     check_model,
-    decode_chat,
-    decode_completion,
     sampling,
 )
 from policy.core import SamplingParams
+from policy.sampling_limits import LOGIT_BIAS_ENTRIES_MAX, sampling_problem
 
 pytestmark = pytest.mark.unit
 
@@ -68,6 +68,11 @@ def test_everything_given_is_taken() -> None:
         temperature=0,
         top_p=0.5,
         top_k=-1,
+        min_p=0.1,
+        repetition_penalty=1.2,
+        presence_penalty=-2,
+        frequency_penalty=0.5,
+        logit_bias={"7": -100, "49": 2.5},
         seed=-1,
         stop=["a", "b", "a"],
         stop_token_ids=[3, 9],
@@ -81,6 +86,10 @@ def test_everything_given_is_taken() -> None:
     assert params.output_tokens_max == 20
     assert params.output_tokens_min == 2
     assert (params.temperature, params.top_p, params.top_k) == (0.0, 0.5, 0)
+    assert (params.min_p, params.repetition_penalty) == (0.1, 1.2)
+    assert (params.presence_penalty, params.frequency_penalty) == (-2.0, 0.5)
+    assert params.logit_bias == ((7, -100.0), (49, 2.5))
+    assert sampling_problem(params, LIMITS.vocabulary_tokens) is None
     assert params.seed == 2**63 - 1
     assert params.stop_token_ids == (3, 9)
 
@@ -137,11 +146,25 @@ def test_everything_given_is_taken() -> None:
         ({"messages": [{"role": "assistant", "content": "x", "audio": {"id": "a"}}]}, "messages[0].audio"),
         ({"n": 2}, "n"),
         ({"n": True}, "n"),
-        ({"presence_penalty": 0.5}, "presence_penalty"),
+        ({"presence_penalty": 2.1}, "presence_penalty"),
+        ({"frequency_penalty": -2.1}, "frequency_penalty"),
+        ({"frequency_penalty": "0"}, "frequency_penalty"),
+        ({"repetition_penalty": 0}, "repetition_penalty"),
+        ({"repetition_penalty": 101}, "repetition_penalty"),
+        ({"min_p": 1.5}, "min_p"),
+        ({"min_p": -0.1}, "min_p"),
         ({"logprobs": True}, "logprobs"),
         ({"tools": [{"type": "function"}]}, "tools"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
-        ({"logit_bias": {"5": 1}}, "logit_bias"),
+        ({"logit_bias": {"5": 100.5}}, "logit_bias"),
+        ({"logit_bias": {"50": 1}}, "logit_bias"),
+        ({"logit_bias": {"-1": 1}}, "logit_bias"),
+        ({"logit_bias": {"hello": 1}}, "logit_bias"),
+        ({"logit_bias": {"²": 1}}, "logit_bias"),
+        ({"logit_bias": {"9" * 5000: 1}}, "logit_bias"),
+        ({"logit_bias": {"5": "1"}}, "logit_bias[...]"),
+        ({"logit_bias": [5]}, "logit_bias"),
+        ({"logit_bias": {str(n): 1 for n in range(LOGIT_BIAS_ENTRIES_MAX + 1)}}, "logit_bias"),
         ({"best_of": 1}, "best_of"),
         ({"temprature": 1}, "temprature"),
     ],
@@ -328,6 +351,7 @@ def test_any_json_is_taken_or_refused_with_a_sentence(parameters: dict[str, obje
         assert len(outcome.message) < 1000
     else:
         assert 1 <= outcome.output_tokens_max <= 90
+        assert sampling_problem(outcome, LIMITS.vocabulary_tokens) is None
 
 
 @given(st.binary(max_size=64))
