@@ -99,7 +99,7 @@ class BlockPool:
         if count > self.available():
             raise NoBlocksError(f"{count} blocks asked for, {self.available()} available")
         while len(self._free) < count:
-            self._evict_one()
+            self._evict(self._evictable.pop())
         block_ids = [self._free.pop() for _ in range(count)]
         for block_id in block_ids:
             block = self._blocks[block_id]
@@ -180,6 +180,18 @@ class BlockPool:
                 if not block.pins:
                     self._free.append(block_id)
 
+    def forget(self, block_ids: Sequence[int]) -> None:
+        """Throw out the cached blocks of a chain that was just released: what they hold is not to be trusted.
+
+        Blocks that are still in use, or have a child that is not among these, stay.
+        """
+        for block_id in reversed(block_ids):
+            block = self._blocks[block_id]
+            stored = block.block_hash
+            if stored is not None and not block.holds and self._inventory.is_leaf(stored):
+                self._evictable.discard(block_id)
+                self._evict(block_id)
+
     def generation(self, block_id: int) -> int:
         """Grows whenever the block is given to a new owner; 0 before the first."""
         return self._blocks[block_id].generation
@@ -251,8 +263,7 @@ class BlockPool:
         if block.block_hash is not None and self._inventory.is_leaf(block.block_hash):
             self._evictable.add(EvictionCandidate(block_id, block.used_at, block.uses))
 
-    def _evict_one(self) -> None:
-        block_id = self._evictable.pop()
+    def _evict(self, block_id: int) -> None:
         block = self._blocks[block_id]
         assert block.block_hash is not None
         parent_id = self._parent_id(block)

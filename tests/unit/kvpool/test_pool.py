@@ -275,3 +275,29 @@ def test_what_happens_after_an_inventory_is_not_in_an_event_that_it_covers():
     first_number, events = pool.take_events()
     after = events[as_of + 1 - first_number :]
     assert [(event.block_hashes, event.parent) for event in after] == [(hashes[1], hashes[0])]
+
+
+def test_what_is_not_to_be_trusted_is_forgotten_children_first() -> None:
+    pool = BlockPool(8)
+    hashes = prompt_chain(1, 3)
+    block_ids = fill(pool, hashes)
+    pool.take_events()
+    pool.release(block_ids)
+    pool.forget(block_ids)
+    assert pool.match(hashes) == 0
+    assert pool.stats() == PoolStats(blocks=8, free=8, cached=0, in_use=0)
+    _, events = pool.take_events()
+    removed = b"".join(event.block_hashes for event in events if event.action is BlockAction.REMOVED)
+    assert unpack(removed) == hashes[::-1]
+    pool.check_integrity()
+
+
+def test_what_others_use_is_not_forgotten() -> None:
+    pool = BlockPool(8)
+    hashes = prompt_chain(1, 3)
+    block_ids = fill(pool, hashes)
+    pool.retain(block_ids[:2])
+    pool.release(block_ids)
+    pool.forget(block_ids)
+    assert pool.match(hashes) == 2
+    pool.check_integrity()

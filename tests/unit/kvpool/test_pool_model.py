@@ -231,6 +231,17 @@ class PoolMachine(RuleBasedStateMachine):
             if not block.pins and block.block_hash is None:
                 del self.model.blocks[block_id]
 
+    @rule(path=paths)
+    def distrust(self, path):
+        """One owner's blocks hold nonsense: they are given back, and nobody finds those that nobody uses."""
+        block_ids = [*self.acquire_blocks(path), *self.allocate_blocks(1)]
+        self.release_blocks(block_ids)
+        self.pool.forget(block_ids)
+        for block_id in reversed(block_ids):
+            block = self.model.blocks.get(block_id)
+            if block and not block.pins and not self.model.children(block):
+                del self.model.blocks[block_id]
+
     @rule()
     def follow_events(self):
         first_number, events = self.pool.take_events()
