@@ -128,7 +128,6 @@ def measure(
         folder,
         threads=threads,
         backend=backend,
-        kernels_folder=moonpool_home() / "kernels",
         sequences_max=max(case.sequences for case in cases),
         tokens_max=max(case.tokens_max for case in cases),
     )

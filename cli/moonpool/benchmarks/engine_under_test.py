@@ -16,6 +16,7 @@ from engine.model_folder import ModelConfig
 from engine.step import SequenceStep
 from engine.tensor_shapes import EMBEDDING, tensor_shapes
 from kvpool.arena import Arena
+from moonpool.run_folder import moonpool_home
 from policy.core import SamplingParams
 
 GREEDY = SamplingParams(output_tokens_max=1_000_000)
@@ -38,7 +39,6 @@ class EngineUnderTest:
         *,
         threads: int,
         backend: str | None,
-        kernels_folder: Path,
         sequences_max: int,
         tokens_max: int,
     ) -> None:
@@ -47,7 +47,9 @@ class EngineUnderTest:
         self._sequence_blocks = -(-tokens_max // self.layout.block_tokens)
         blocks = sequences_max * self._sequence_blocks
         self._arena = Arena.create(blocks, self.layout.block_bytes)
-        chosen = choose_ops(Backend(backend or Backend.AUTO), self.layout.dtype_name, kernels_folder)
+        chosen = choose_ops(
+            Backend(backend or Backend.AUTO), self.layout.dtype_name, moonpool_home() / "kernels"
+        )
         model = load_model(folder, chosen.ops)
         self._engine = Engine(model, self.layout, self._arena.buffer, blocks, threads=threads)
         self.backend = chosen.backend
