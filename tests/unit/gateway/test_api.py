@@ -73,6 +73,22 @@ async def test_a_chat_is_answered(cluster) -> None:
     assert question.fingerprint == submit.work.fingerprint == cluster.model.fingerprint
 
 
+async def test_sampling_parameters_reach_the_workers_and_bad_ones_nobody(cluster) -> None:
+    shaped = {"min_p": 0.1, "repetition_penalty": 1.1, "presence_penalty": 1, "frequency_penalty": -0.5}
+    asking = asyncio.create_task(cluster.chat(logit_bias={"5": -100}, **shaped))
+    submit = await cluster.prefill.submits.get()
+    await cluster.decode.say(submit, ids("Yes."))
+    assert (await asking)[0] == 200
+    sampling = submit.work.sampling
+    assert {name: getattr(sampling, name) for name in shaped} == shaped
+    assert sampling.logit_bias == ((5, -100.0),)
+    for name, limits in (("presence_penalty", "-2.0 to 2.0"), ("min_p", "0.0 to 1.0")):
+        status, answer = await cluster.chat(**{name: 3})
+        assert (status, answer["error"]["param"]) == (400, name)
+        assert answer["error"]["message"] == f"{name} is 3.0, must be {limits}"
+    assert len(cluster.scheduled) == 1
+
+
 async def test_a_stream_is_the_same_text_in_pieces(cluster) -> None:
     text = "The quick 🙂 fox, 你好!"
     body = chat_body(stream=True, stream_options={"include_usage": True})
