@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from engine.draw import DrawParameters
 from engine.native.build import build_library
 from engine.native.library import NativeLibrary
 from engine.ops import Linear, StepTensors
@@ -47,7 +48,8 @@ class NativeOps:
     def pack(self, parts: Sequence[Tensor], biases: Sequence[Tensor | None] | None = None) -> PackedLinear:
         held = [_rows(part) for part in parts]
         held_biases = [None] * len(held) if biases is None else list(biases)
-        assert len(held_biases) == len(held) and len({part.shape[1] for part in held}) == 1
+        assert len(held_biases) == len(held)
+        assert len({part.shape[1] for part in held}) == 1, "stacked matrices have one number of inputs"
         in_features, out_features = held[0].shape[1], sum(part.shape[0] for part in held)
         paired = len(held) == 2 and held[0].shape == held[1].shape
         panel_outputs = self._library.panel
@@ -82,7 +84,8 @@ class NativeOps:
         return self._multiply(rows, weight, gated=False)
 
     def gated_linear(self, rows: Tensor, weight: Linear) -> Tensor:
-        assert isinstance(weight, PackedLinear) and weight.paired, "gate and up are packed together"
+        assert isinstance(weight, PackedLinear), "a weight belongs to the backend that packed it"
+        assert weight.paired, "gate and up are packed together"
         return self._multiply(rows, weight, gated=True)
 
     def _multiply(self, rows: Tensor, weight: PackedLinear, gated: bool) -> Tensor:
@@ -129,7 +132,8 @@ class NativeOps:
     def add_rms_norm(self, delta: Tensor, residual: Tensor, weight: Tensor, epsilon: float) -> Tensor:
         delta = _rows(delta)
         count, width = residual.shape
-        assert delta.shape == residual.shape and residual.stride(1) == 1
+        assert delta.shape == residual.shape
+        assert residual.stride(1) == 1
         output = torch.empty((count, width))
         self._library.add_rms_norm(
             delta.data_ptr(),
@@ -231,6 +235,9 @@ class NativeOps:
 
     def scatter_layer(self, layer: Tensor, block_ids: Tensor, blocks: Tensor) -> None:
         self._torch.scatter_layer(layer, block_ids, blocks)
+
+    def draw(self, logits: Tensor, parameters: DrawParameters) -> Tensor:
+        return self._torch.draw(logits, parameters)
 
 
 def _rows(matrix: Tensor) -> Tensor:

@@ -29,22 +29,31 @@ struct Partial {
     static int64_t floats(const AttentionStep& step) { return (step.dim + 2) * step.heads; }
 };
 
-// Up to STEP_TOKENS neighbouring rows of one kv head.
+// Up to STEP_TOKENS neighbouring rows of one kv head, and how far from them (in floats) the rows lie
+// that are wanted next: blocks are scattered, so the hardware does not guess them.
 struct Rows {
     const float* first;
     int64_t stride;
     int count;
+    int64_t next;
+
+    const float* row(int index) const { return first + index * stride; }
 };
+
+MOONPOOL_INLINE Vector load_and_fetch(const float* from, int64_t next) {
+    __builtin_prefetch(from + next, 0, 2);
+    return load(from);
+}
 
 // Products of GROUP query heads with TOKENS rows of keys, their sums still spread over the lanes.
 template <int GROUP, int TOKENS>
-MOONPOOL_INLINE void multiply_rows(const float* query, int64_t dim, const float* keys, int64_t stride,
-                                   Vector (*products)[STEP_TOKENS], int first) {
+MOONPOOL_INLINE void multiply_rows(const float* query, int64_t dim, Rows keys, int first,
+                                   Vector (*products)[STEP_TOKENS]) {
     Vector sums[GROUP][TOKENS] = {};
     for (int64_t d = 0; d < dim; d += WIDTH) {
         Vector rows[TOKENS];
 #pragma GCC unroll 4
-        for (int t = 0; t < TOKENS; t++) rows[t] = load(keys + t * stride + d);
+        for (int t = 0; t < TOKENS; t++) rows[t] = load_and_fetch(keys.row(first + t) + d, keys.next);
 #pragma GCC unroll 4
         for (int g = 0; g < GROUP; g++) {
             const Vector part = load(query + g * dim + d);
@@ -65,9 +74,8 @@ MOONPOOL_INLINE void score(const float* query, int64_t dim, float scale, Rows ke
     Vector products[GROUP][STEP_TOKENS];
     int t = 0;
     for (; t + TOKENS_AT_ONCE <= keys.count; t += TOKENS_AT_ONCE)
-        multiply_rows<GROUP, TOKENS_AT_ONCE>(query, dim, keys.first + t * keys.stride, keys.stride, products, t);
-    for (; t < keys.count; t++)
-        multiply_rows<GROUP, 1>(query, dim, keys.first + t * keys.stride, keys.stride, products, t);
+        multiply_rows<GROUP, TOKENS_AT_ONCE>(query, dim, keys, t, products);
+    for (; t < keys.count; t++) multiply_rows<GROUP, 1>(query, dim, keys, t, products);
     for (; t < STEP_TOKENS; t++)
         for (int g = 0; g < GROUP; g++) products[g][t] = Vector{};
     for (int g = 0; g < GROUP; g++) {
@@ -113,7 +121,7 @@ MOONPOOL_INLINE void add_values(float* weighted, int64_t dim, const float (&fact
     for (int t = 0; t < values.count; t++) {
         Vector row[VECTORS];
 #pragma GCC unroll 4
-        for (int v = 0; v < VECTORS; v++) row[v] = load(values.first + t * values.stride + v * WIDTH);
+        for (int v = 0; v < VECTORS; v++) row[v] = load_and_fetch(values.row(t) + v * WIDTH, values.next);
 #pragma GCC unroll 4
         for (int g = 0; g < GROUP; g++)
 #pragma GCC unroll 4
@@ -138,10 +146,10 @@ void attend_rows(const float* query, const AttentionStep& step, Partial partial,
     int64_t d = 0;
     for (; d + VALUE_VECTORS * WIDTH <= step.dim; d += VALUE_VECTORS * WIDTH)
         add_values<GROUP, VALUE_VECTORS>(weighted + d, step.dim, factors, weights,
-                                         {values.first + d, values.stride, values.count});
+                                         {values.first + d, values.stride, values.count, values.next});
     for (; d < step.dim; d += WIDTH)
         add_values<GROUP, 1>(weighted + d, step.dim, factors, weights,
-                             {values.first + d, values.stride, values.count});
+                             {values.first + d, values.stride, values.count, values.next});
 }
 
 void attend_group(const float* query, const AttentionStep& step, Partial partial, int64_t kv_head, Rows keys,
@@ -160,6 +168,7 @@ void attend_group(const float* query, const AttentionStep& step, Partial partial
 // All heads over the positions of one chunk, block by block in the order of memory.
 void attend_chunk(const LayerBlocks& layer, const AttentionStep& step, int64_t sequence, Range positions,
                   Partial partial) {
+    const int64_t context_end = step.kv_tokens[sequence];
     std::fill(partial.maximum, partial.maximum + step.heads, -std::numeric_limits<float>::max());
     std::fill(partial.weight, partial.weight + step.heads, 0.0f);
     std::fill(partial.weighted, partial.weighted + step.heads * step.dim, 0.0f);
@@ -168,12 +177,13 @@ void attend_chunk(const LayerBlocks& layer, const AttentionStep& step, int64_t s
         const int64_t in_block = layer.block_tokens - position % layer.block_tokens;
         const int count = int(std::min({in_block, positions.end - position, int64_t(STEP_TOKENS)}));
         const int64_t place = step.place(layer, sequence, position);
+        position += count;
+        const int64_t next = position < context_end ? step.place(layer, sequence, position) - place : 0;
         for (int64_t kv_head = 0; kv_head < step.kv_heads; kv_head++) {
             const int64_t first = place + kv_head * layer.head_stride;
-            attend_group(query, step, partial, kv_head, {layer.keys + first, layer.token_stride, count},
-                         {layer.values + first, layer.token_stride, count});
+            attend_group(query, step, partial, kv_head, {layer.keys + first, layer.token_stride, count, next},
+                         {layer.values + first, layer.token_stride, count, next});
         }
-        position += count;
     }
 }
 

@@ -20,7 +20,7 @@ constexpr int HALF = PANEL / 2;
 // Rows are repacked in blocks of about this size: they stay in the L2 cache while panels pass by.
 constexpr int64_t BLOCK_BYTES = 1 << 20;
 // How far before its use a weight is fetched when nothing else hides the memory's latency.
-constexpr int64_t FETCH_AHEAD_FLOATS = 2048;
+constexpr int64_t FETCH_AHEAD_FLOATS = 512;
 
 struct Weight {
     const float* panels;
