@@ -85,7 +85,7 @@ class Preempted:
     async def bring_back(self, sequence: Sequence) -> bool:
         """Give the first one its blocks, where there is room for one more than it needs, unless that is
         more than there are. False: it goes on waiting, or left meanwhile."""
-        spare_blocks = min(1, self._pool.stats().blocks - sequence.blocks_needed())
+        spare_blocks = 1 if sequence.blocks_needed() < self._pool.stats().blocks else 0
         swapped = self._swapped.get(sequence)
         try:
             sequence.take_blocks(self._pool, spare_blocks)

@@ -10,7 +10,7 @@ from tests.support.workers import packed
 
 from cluster.logs import Level, Logger
 from cluster.messages import Work
-from kvhash import namespace
+from kvhash import BLOCK_TOKENS, namespace
 from kvindex.core import InstanceId
 from kvpool import BlockPool, SwapSlots
 from policy.core import CostCoefficients, FinishReason, RequestId, SamplingParams
@@ -82,7 +82,7 @@ class Listener:
 
 
 class Bench:
-    """`swaps`: where there are slots, they are always the cheaper way."""
+    """Where there are enough slots they are the cheaper way."""
 
     def __init__(self, blocks: int, limits: StepLimits, slots: int = 0) -> None:
         self.pool = BlockPool(blocks)
@@ -95,6 +95,10 @@ class Bench:
         self.steps = StepLoop(
             self.engine, self.pool, self.preempted, limits, 1, self.metrics, lambda: None, log
         )
+
+    def has_room_for(self, prompt: list[int]) -> bool:
+        """What a duty asks before it lets a request in: who was preempted goes first."""
+        return not self.steps.preempted and self.pool.available() >= -(-len(prompt) // BLOCK_TOKENS)
 
     def add(
         self, request_id: str, prompt: list[int], output_tokens: int, attempt: int = 0, samples: int = 1
