@@ -20,11 +20,18 @@ class GGUFFields:
     def error(self, name: str, reason: str) -> ModelFolderError:
         return ModelFolderError(f"{self._path}: field {name}: {reason}")
 
+    def tensor_error(self, tensor: str, reason: str) -> ModelFolderError:
+        return ModelFolderError(f"{self._path}: tensor {tensor} {reason}")
+
     def names(self) -> Iterable[str]:
         return self._fields.keys()
 
     def has(self, name: str) -> bool:
         return name in self._fields
+
+    def equals(self, name: str, value: object) -> bool:
+        """Whether the field is there and has this value."""
+        return self.has(name) and self._value(name) == value
 
     def require(self, name: str, expected: object) -> None:
         """Fails unless the field has this one value."""
@@ -80,6 +87,12 @@ class GGUFFields:
         value = self._value(name)
         if not isinstance(value, list) or not all(isinstance(item, int) for item in value):
             raise self.error(name, "must be a list of whole numbers")
+        return value
+
+    def numbers(self, name: str) -> list[float]:
+        value = self._value(name)
+        if not isinstance(value, list) or not all(isinstance(item, int | float) for item in value):
+            raise self.error(name, "must be a list of numbers")
         return value
 
     def _value(self, name: str, default: object = None) -> object:

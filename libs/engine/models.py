@@ -16,7 +16,8 @@ from pathlib import Path
 
 from engine.atomic_folder import atomic_folder, remove_partial_folders
 from engine.errors import ModelFolderError
-from engine.gguf_import import CONVERSION_FIELD, CONVERSION_VERSION, import_gguf
+from engine.gguf_config import CONVERSION_FIELD, CONVERSION_VERSION
+from engine.gguf_import import import_gguf
 from engine.tiny import TINY_FIELD, TINY_VERSION, make_tiny_model
 
 LOCK_WAIT_S_MAX = 180.0

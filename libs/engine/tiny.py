@@ -11,17 +11,12 @@ from string import ascii_lowercase
 
 import numpy as np
 
+from engine.byte_pair_tokenizer import Splitting, byte_pair_tokenizer, byte_symbols
 from engine.errors import ModelFolderError
-from engine.tensor_shapes import EMBEDDING, tensor_shapes
 from engine.model_folder import ModelConfig
 from engine.safetensors_file import Float32Array, write_float32
-from engine.tokenizer_file import (
-    BytePairVocabulary,
-    SpecialTokens,
-    byte_symbols,
-    write_json,
-    write_tokenizer,
-)
+from engine.tensor_shapes import EMBEDDING, tensor_shapes
+from engine.tokenizer_file import SpecialTokens, Vocabulary, write_json, write_tokenizer
 
 TINY_VERSION = 1
 """Written to config.json; grows when the same arguments give another model."""
@@ -89,13 +84,7 @@ def make_tiny_model(
         folder / "generation_config.json",
         {"bos_token_id": BOS_TOKEN_ID, "eos_token_id": EOS_TOKEN_ID, "pad_token_id": EOS_TOKEN_ID},
     )
-    write_tokenizer(
-        folder,
-        _vocabulary(vocab_size),
-        SpecialTokens(BOS_TOKEN_ID, EOS_TOKEN_ID, 0, EOS_TOKEN_ID),
-        chat_template=CHAT_TEMPLATE,
-        context_tokens_max=context,
-    )
+    _write_tokenizer(folder, vocab_size, context)
     shapes = list(tensor_shapes(ModelConfig.load(folder)).items())
     write_float32(folder / "model.safetensors", shapes, _random_weights(shapes, seed))
 
@@ -111,17 +100,25 @@ def _check(vocab_size: int, hidden_size: int, heads: int, kv_heads: int) -> None
         )
 
 
-def _vocabulary(vocab_size: int) -> BytePairVocabulary:
+def _write_tokenizer(folder: Path, vocab_size: int, context_tokens_max: int) -> None:
     """Special tokens, the 256 bytes, then pairs of letters until the vocabulary is full."""
     base = [*SPECIAL_TOKENS, *byte_symbols()]
     merges = list(islice(product(ascii_lowercase, repeat=2), vocab_size - len(base)))
-    return BytePairVocabulary(
+    vocabulary = Vocabulary(
         tokens=[*base, *(first + second for first, second in merges)],
-        merges=[(first, second) for first, second in merges],
         control_token_ids=range(len(SPECIAL_TOKENS)),
         user_defined_token_ids=(),
-        digits_split=True,
         add_bos=False,
+    )
+    special = SpecialTokens(BOS_TOKEN_ID, EOS_TOKEN_ID, 0, EOS_TOKEN_ID)
+    pairs = [(first, second) for first, second in merges]
+    write_tokenizer(
+        folder,
+        byte_pair_tokenizer(vocabulary, pairs, Splitting.SMOLLM, special),
+        vocabulary,
+        special,
+        chat_template=CHAT_TEMPLATE,
+        context_tokens_max=context_tokens_max,
     )
 
 

@@ -1,4 +1,4 @@
-"""Builds tokenizer.json and tokenizer_config.json for byte-level BPE vocabularies."""
+"""Writes tokenizer.json and tokenizer_config.json of a tokenizer that was put together from data."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -6,10 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer
-from tokenizers.decoders import ByteLevel as ByteLevelDecoder
-from tokenizers.models import BPE
-from tokenizers.pre_tokenizers import ByteLevel, Digits, PreTokenizer
-from tokenizers.pre_tokenizers import Sequence as PreTokenizers
 from tokenizers.processors import TemplateProcessing
 
 
@@ -21,47 +17,62 @@ class SpecialTokens:
     eos: int | None
     unknown: int | None
     padding: int | None
+    further_ends: tuple[int, ...] = ()
+    """Tokens that end an answer besides `eos`, as the end of a turn."""
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """All tokens that end an answer, each once."""
+        first = () if self.eos is None else (self.eos,)
+        return tuple(dict.fromkeys((*first, *self.further_ends)))
 
 
 @dataclass(frozen=True, slots=True)
-class BytePairVocabulary:
-    """A byte-level BPE tokenizer as data."""
+class Vocabulary:
+    """What tokenizers of any kind have."""
 
     tokens: Sequence[str]
-    """By id, in GPT-2's spelling of bytes."""
-    merges: Sequence[tuple[str, str]]
+    """By id, as the tokenizer spells them."""
     control_token_ids: Sequence[int]
     """Never made from text, only from their exact spelling; skipped when decoding for people."""
     user_defined_token_ids: Sequence[int]
-    """Matched before BPE, decoded like text."""
-    digits_split: bool
-    """Whether digits are split one by one before the GPT-2 pattern."""
+    """Matched before anything else, decoded like text."""
     add_bos: bool
+    """Whether every text begins with the bos token."""
 
 
-def byte_symbols() -> list[str]:
-    """GPT-2's printable spelling of each byte, by byte value."""
-    printable = [
-        *range(ord("!"), ord("~") + 1),
-        *range(ord("¡"), ord("¬") + 1),
-        *range(ord("®"), ord("ÿ") + 1),
-    ]
-    symbols = {byte: chr(byte) for byte in printable}
-    for shift, byte in enumerate(byte for byte in range(256) if byte not in symbols):
-        symbols[byte] = chr(256 + shift)
-    return [symbols[byte] for byte in range(256)]
+def add_tokens(tokenizer: Tokenizer, vocabulary: Vocabulary, special: SpecialTokens) -> None:
+    """Tells a tokenizer which tokens are not made by merging, and that texts begin with bos."""
+    tokenizer.add_special_tokens(
+        [
+            AddedToken(vocabulary.tokens[token], special=True, normalized=False)
+            for token in vocabulary.control_token_ids
+        ]
+    )
+    tokenizer.add_tokens(
+        [
+            AddedToken(vocabulary.tokens[token], normalized=False)
+            for token in vocabulary.user_defined_token_ids
+        ]
+    )
+    if vocabulary.add_bos and special.bos is not None:
+        bos = vocabulary.tokens[special.bos]
+        tokenizer.post_processor = TemplateProcessing(
+            single=f"{bos} $A", pair=f"{bos} $A {bos} $B", special_tokens=[(bos, special.bos)]
+        )
 
 
 def write_tokenizer(
     folder: Path,
-    vocabulary: BytePairVocabulary,
+    tokenizer: Tokenizer,
+    vocabulary: Vocabulary,
     special: SpecialTokens,
     *,
     chat_template: str | None,
     context_tokens_max: int,
 ) -> None:
     """Writes tokenizer.json and tokenizer_config.json."""
-    _tokenizer(vocabulary, special).save(str(folder / "tokenizer.json"))
+    tokenizer.save(str(folder / "tokenizer.json"))
     config: dict[str, object] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": context_tokens_max,
@@ -84,33 +95,3 @@ def write_tokenizer(
 def write_json(path: Path, value: object) -> None:
     """One indented JSON file."""
     path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
-def _tokenizer(vocabulary: BytePairVocabulary, special: SpecialTokens) -> Tokenizer:
-    by_token = {token: index for index, token in enumerate(vocabulary.tokens)}
-    tokenizer = Tokenizer(BPE(vocab=by_token, merges=list(vocabulary.merges)))
-    tokenizer.pre_tokenizer = _pre_tokenizer(vocabulary.digits_split)
-    tokenizer.decoder = ByteLevelDecoder()
-    tokenizer.add_special_tokens(
-        [
-            AddedToken(vocabulary.tokens[token], special=True, normalized=False)
-            for token in vocabulary.control_token_ids
-        ]
-    )
-    tokenizer.add_tokens(
-        [
-            AddedToken(vocabulary.tokens[token], normalized=False)
-            for token in vocabulary.user_defined_token_ids
-        ]
-    )
-    if vocabulary.add_bos and special.bos is not None:
-        bos = vocabulary.tokens[special.bos]
-        tokenizer.post_processor = TemplateProcessing(
-            single=f"{bos} $A", pair=f"{bos} $A {bos} $B", special_tokens=[(bos, special.bos)]
-        )
-    return tokenizer
-
-
-def _pre_tokenizer(digits_split: bool) -> PreTokenizer:
-    byte_level = ByteLevel(add_prefix_space=False, use_regex=True)
-    return PreTokenizers([Digits(individual_digits=True), byte_level]) if digits_split else byte_level
