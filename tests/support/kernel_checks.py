@@ -7,6 +7,7 @@ Python, so shapes are tiny.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -128,7 +129,7 @@ def check_decode_attention(
         output,
         scale=scale,
         window_tokens=case.window_tokens,
-        chip=Chip(multiprocessors, (9, 0)),
+        chip=Chip(multiprocessors, 99 * 1024),
         item_tokens_min=item_tokens_min,
     )
     _assert_close(output, attention_reference(case, batch, scale), case.dtype)
@@ -147,12 +148,13 @@ def check_decode_of_nothing(device: str) -> None:
     output = torch.full_like(batch.query, float("nan"))
     decode_attention(
         batch.query, batch.keys, batch.values, batch.kv_tokens, batch.block_table, output,
-        scale=0.125, window_tokens=None, chip=Chip(1, (9, 0)), item_tokens_min=32,
+        scale=0.125, window_tokens=None, chip=Chip(1, 99 * 1024), item_tokens_min=32,
     )  # fmt: skip
     _assert_close(output, expected, case.dtype)
 
 
 def check_prefill_attention(case: AttentionCase, device: str) -> None:
+    from engine.triton_kernels.common import Chip
     from engine.triton_kernels.prefill_attention import prefill_attention
 
     batch = paged_batch(case, device)
@@ -169,6 +171,7 @@ def check_prefill_attention(case: AttentionCase, device: str) -> None:
         query_tokens_max=max(new for _, new in case.runs),
         scale=scale,
         window_tokens=case.window_tokens,
+        chip=Chip(4, 99 * 1024),
     )
     _assert_close(output, attention_reference(case, batch, scale), case.dtype)
 
@@ -262,53 +265,64 @@ def _assert_close(got: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
 
 def check_draw(vocabulary: int, device: str) -> None:
     """Every parameter alone and together, ties, masked tokens, and draws at both ends of [0, 1]."""
+    from engine.draw import Draw, DrawParameters
+    from engine.draw import draw as draw_in_torch
     from engine.triton_kernels.sampling import draw
 
-    generator = torch.Generator().manual_seed(6)
     rows = [
-        # temperature, top_k, top_p, min_p, uniform
-        (0.0, 0, 1.0, 0.0, 0.5),
-        (1.0, 1, 1.0, 0.0, 0.9),
-        (0.8, 0, 1.0, 0.0, 0.0),
-        (0.8, 0, 1.0, 0.0, 1.0),
-        (1.3, 7, 1.0, 0.0, 0.99),
-        (1.0, 0, 0.9, 0.0, 0.97),
-        (0.7, 40, 0.5, 0.0, 0.75),
-        (1.0, 0, 1.0, 0.1, 0.999),
-        (1.5, 50, 0.95, 0.05, 0.3),
-        (0.01, 5, 0.99, 0.0, 0.6),
-        (1.0, vocabulary + 5, 0.001, 0.0, 0.5),
+        Draw(),
+        Draw(temperature=1.0, top_k=1, uniform=0.9),
+        Draw(temperature=0.8, uniform=0.0),
+        Draw(temperature=0.8, uniform=1.0),
+        Draw(temperature=1.3, top_k=7, uniform=0.99),
+        Draw(temperature=1.0, top_p=0.9, uniform=0.97),
+        Draw(temperature=0.7, top_k=40, top_p=0.5, uniform=0.75),
+        Draw(temperature=1.0, min_p=0.1, uniform=0.999),
+        Draw(temperature=1.5, top_k=50, top_p=0.95, min_p=0.05, uniform=0.3),
+        Draw(temperature=0.01, top_k=5, top_p=0.99, uniform=0.6),
+        Draw(temperature=1.0, top_k=vocabulary + 5, top_p=0.001, uniform=0.5),
     ]
+    generator = torch.Generator().manual_seed(6)
     logits = torch.randn(len(rows), vocabulary, generator=generator) * 4
     logits[:, ::3] = (logits[:, ::3] * 2).round() / 2  # many ties
     logits[:, 5:40] = float("-inf")
-    temperature, top_k, top_p, min_p, uniform = zip(*rows, strict=True)
-    got = draw(
-        logits.to(device),
-        torch.tensor(temperature, device=device),
-        torch.tensor(top_k, dtype=torch.int32, device=device),
-        torch.tensor(top_p, device=device),
-        torch.tensor(min_p, device=device),
-        torch.tensor(uniform, dtype=torch.float64, device=device),
-    )
-    expected = [_draw_reference(row, *parameters) for row, parameters in zip(logits, rows, strict=True)]
-    assert got.tolist() == expected
+    parameters = DrawParameters.of(rows, torch.device(device))
+    got = draw(logits.to(device), parameters).tolist()
+    expected = [_draw_reference(row, one) for row, one in zip(logits, rows, strict=True)]
+    assert got == expected
+    assert got == draw_in_torch(logits.to(device), parameters).tolist()
 
 
-def _draw_reference(
-    logits: Tensor, temperature: float, top_k: int, top_p: float, min_p: float, uniform: float
-) -> int:
+def check_draw_of_what_is_not_finite(device: str) -> None:
+    """The chosen logit shows it, whatever the parameters; the row beside it is drawn as ever."""
+    from engine.draw import Draw, DrawParameters
+    from engine.triton_kernels.sampling import draw
+
+    logits = torch.zeros(5, 50)
+    logits[0, 7] = float("nan")
+    logits[1, 8] = float("inf")
+    logits[2] = float("-inf")
+    logits[3, 9] = 50.0
+    logits[4, 9] = float("nan")
+    rows = [Draw(temperature=1.0, top_p=0.5, uniform=0.5)] * 4 + [Draw()]
+    got = draw(logits.to(device), DrawParameters.of(rows, torch.device(device))).cpu()
+    chosen = logits.gather(1, got.unsqueeze(1)).squeeze(1)
+    assert chosen.isfinite().tolist() == [False, False, False, True, False]
+    assert got[3] == 9
+
+
+def _draw_reference(logits: Tensor, one: Any) -> int:
     """In float64 with a full sort; parameters rounded to float32, in which they are passed."""
-    if temperature == 0.0 or top_k == 1:
+    if one.temperature == 0.0 or one.top_k == 1:
         return int(logits.argmax())
-    exact = torch.tensor([temperature, top_p, min_p]).double().tolist()
-    weights = ((logits.double() - logits.double().max()) / exact[0]).exp()
-    if 0 < top_k < weights.numel():
-        weights[logits < logits.sort(descending=True).values[top_k - 1]] = 0.0
-    if top_p < 1.0:
+    temperature, top_p, min_p = torch.tensor([one.temperature, one.top_p, one.min_p]).double().tolist()
+    weights = ((logits.double() - logits.double().max()) / temperature).exp()
+    if 0 < one.top_k < weights.numel():
+        weights[logits < logits.sort(descending=True).values[one.top_k - 1]] = 0.0
+    if one.top_p < 1.0:
         largest = weights.sort(descending=True).values
-        reached = int((largest.cumsum(0) >= exact[1] * weights.sum()).nonzero()[0])
+        reached = int((largest.cumsum(0) >= top_p * weights.sum()).nonzero()[0])
         weights[weights < largest[reached]] = 0.0
-    weights[weights < exact[2]] = 0.0
-    beyond = (weights.cumsum(0) > uniform * weights.sum()).nonzero()
+    weights[weights < min_p] = 0.0
+    beyond = (weights.cumsum(0) > one.uniform * weights.sum()).nonzero()
     return int(beyond[0]) if beyond.numel() else int(weights.nonzero()[-1])

@@ -17,7 +17,11 @@ LOG2_E = 1.4426950408889634
 """exp2 is one instruction; scores are scaled by this once, beforehand."""
 
 SEQUENCES_PADDED_MIN = 256
-"""Kernels that search a sequence load all lengths at once: one size, one compilation for nearly every batch."""
+"""Kernels that search a sequence load all lengths at once: nearly every batch has this one size."""
+
+
+DATA_CENTRE_SHARED_BYTES = 227 * 1024
+"""Shared memory a program may have on Hopper and on Blackwell's large chips; consumer chips have 99 KiB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,17 +29,24 @@ class Chip:
     """What the launch sizes depend on."""
 
     multiprocessors: int
-    capability: tuple[int, int]
+    shared_bytes: int
+    """Shared memory that one program may ask for."""
 
     @classmethod
     def of(cls, device: torch.device) -> "Chip":
-        properties = torch.cuda.get_device_properties(device)
-        return cls(properties.multi_processor_count, (properties.major, properties.minor))
+        index = torch.cuda.current_device() if device.index is None else device.index
+        properties = triton.runtime.driver.active.utils.get_device_properties(index)
+        return cls(properties["multiprocessor_count"], properties["max_shared_mem"])
+
+    @property
+    def large(self) -> bool:
+        """Whether it has warpgroup products and the shared memory to feed them."""
+        return self.shared_bytes >= DATA_CENTRE_SHARED_BYTES
 
 
 def sequences_padded(sequences: int) -> int:
     """The constant size of the vector that holds a length for each of `sequences`."""
-    return max(SEQUENCES_PADDED_MIN, triton.next_power_of_2(sequences))
+    return max(SEQUENCES_PADDED_MIN, int(triton.next_power_of_2(sequences)))
 
 
 def require_contiguous_rows(**tensors: Tensor) -> None:

@@ -247,13 +247,13 @@ def _attend_items(
     best = tl.full([ROWS], MASKED_SCORE, tl.float32)
     weight = tl.zeros([ROWS], tl.float32)
     attended = tl.zeros([ROWS, HEAD_DIM_PADDED], tl.float32)
-    for position in tl.range(start, end, TILE_TOKENS):
-        at = position + offsets
+    at = start + offsets
+    block_ids = blocks_of(table_row, at, at < end, BLOCK_TOKENS)
+    for _position in tl.range(start, end, TILE_TOKENS):
         live = at < end
         if WINDOWED:
             live = live & (at >= tokens - window)
         loaded = live[:, None] & dim_live[None, :]
-        block_ids = blocks_of(table_row, at, live, BLOCK_TOKENS)
         within = at % BLOCK_TOKENS
         key_at = block_ids * keys_stride_block + within * keys_stride_token
         tile_keys = tl.load(head_keys + key_at[:, None] + dims[None, :], mask=loaded, other=0.0)
@@ -268,6 +268,8 @@ def _attend_items(
         weight = weight * shrink + tl.sum(shares, 1)
         attended = multiply_add(shares.to(tile_values.dtype), tile_values, attended * shrink[:, None])
         best = best_now
+        at += TILE_TOKENS
+        block_ids = blocks_of(table_row, at, at < end, BLOCK_TOKENS)
 
     attended = attended / weight[:, None]
     stored = row_live[:, None] & dim_live[None, :]

@@ -16,6 +16,7 @@ from torch import Tensor
 from engine.triton_kernels.common import (
     LOG2_E,
     MASKED_SCORE,
+    Chip,
     blocks_of,
     find_work,
     multiply,
@@ -40,13 +41,22 @@ class PrefillTile:
     stages: int
 
 
-def prefill_tile(dtype: torch.dtype, head_dim: int, rows_max: int) -> PrefillTile:
-    """Sizes that neither spill nor exceed 99 KiB of shared memory, the least of the chips served."""
+def prefill_tile(dtype: torch.dtype, head_dim: int, rows_max: int, chip: Chip) -> PrefillTile:
+    """The largest tiles that neither spill registers nor exceed the shared memory of the chip's kind.
+
+    A cross-compilation test holds them to that for head_dim 64 and 128.
+    """
+    few = rows_max <= FEW_ROWS
     if dtype == torch.float32:
-        return PrefillTile(rows=FEW_ROWS if rows_max <= FEW_ROWS else 64, tokens=32, warps=4, stages=2)
-    if rows_max <= FEW_ROWS:
-        return PrefillTile(rows=FEW_ROWS, tokens=64, warps=4, stages=3)
-    return PrefillTile(rows=128, tokens=64, warps=8, stages=3 if head_dim <= 64 else 2)
+        # Each float32 product is three of half the precision: their operands fill the registers.
+        return PrefillTile(
+            rows=FEW_ROWS if few else 32, tokens=32, warps=4 if few or head_dim <= 64 else 8, stages=2
+        )
+    if few:
+        return PrefillTile(rows=FEW_ROWS, tokens=64 if head_dim <= 128 else 32, warps=4, stages=3)
+    if head_dim > 128:
+        return PrefillTile(rows=64, tokens=32, warps=8, stages=2)
+    return PrefillTile(rows=128, tokens=64 if chip.large or head_dim <= 64 else 32, warps=8, stages=3)
 
 
 def prefill_attention(
@@ -61,6 +71,7 @@ def prefill_attention(
     query_tokens_max: int,
     scale: float,
     window_tokens: int | None,
+    chip: Chip,
 ) -> None:
     """Fills the rows of `output` [N, H, D] that `query_starts` [S + 1] names, and no others.
 
@@ -72,7 +83,7 @@ def prefill_attention(
     sequences = kv_tokens.shape[0]
     kv_heads, block_tokens = keys.shape[1], keys.shape[2]
     group = heads // kv_heads
-    tile = prefill_tile(query.dtype, head_dim, query_tokens_max * group)
+    tile = prefill_tile(query.dtype, head_dim, query_tokens_max * group, chip)
     tile_queries = max(1, tile.rows // group)
     # Each run may end in one tile that is not full.
     tiles_max = rows // tile_queries + sequences
@@ -144,10 +155,11 @@ def _attend_context(
     """
     dims = tl.arange(0, HEAD_DIM_PADDED)
     dim_live = dims < HEAD_DIM
-    for position in tl.range(start, end, TILE_TOKENS):
-        at = position + tl.arange(0, TILE_TOKENS)
+    offsets = tl.arange(0, TILE_TOKENS)
+    at = start + offsets
+    block_ids = blocks_of(table_row, at, at < tokens_end, BLOCK_TOKENS)
+    for _position in tl.range(start, end, TILE_TOKENS):
         live = at < tokens_end
-        block_ids = blocks_of(table_row, at, live, BLOCK_TOKENS)
         within = at % BLOCK_TOKENS
         key_at = (
             head_keys + (block_ids * keys_stride_block + within * keys_stride_token)[:, None] + dims[None, :]
@@ -179,6 +191,8 @@ def _attend_context(
         weight = weight * shrink + tl.sum(shares, 1)
         attended = multiply_add(shares.to(tile_values.dtype), tile_values, attended * shrink[:, None])
         best = best_now
+        at += TILE_TOKENS
+        block_ids = blocks_of(table_row, at, at < tokens_end, BLOCK_TOKENS)
     return attended, weight, best
 
 

@@ -13,31 +13,32 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from engine.draw import DrawParameters
 from engine.triton_kernels.common import require_contiguous_rows
 
-ELEMENTS_AT_ONCE = 4096
+ELEMENTS_AT_ONCE = 8192
+"""32 KiB on their way to one program: less would wait for the L2 cache most of the time, more would spill."""
+WARPS = 32
 
 
-def draw(
-    logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, uniform: Tensor
-) -> Tensor:
-    """logits [S, V] float32, the parameters [S] as in `engine.draw.DrawParameters` → token ids [S] int64."""
+def draw(logits: Tensor, parameters: DrawParameters) -> Tensor:
+    """[S, vocabulary] float32 → [S] int64, the token of each row; see `engine.draw.draw`."""
     require_contiguous_rows(logits=logits)
     rows, vocabulary = logits.shape
     token_ids = torch.empty(rows, dtype=torch.int64, device=logits.device)
     if rows:
         _draw_row[(rows,)](
             logits,
-            temperature,
-            top_k,
-            top_p,
-            min_p,
-            uniform,
+            parameters.temperature,
+            parameters.top_k,
+            parameters.top_p,
+            parameters.min_p,
+            parameters.uniform,
             token_ids,
             vocabulary,
             logits.stride(0),
             ELEMENTS=min(ELEMENTS_AT_ONCE, max(16, triton.next_power_of_2(vocabulary))),
-            num_warps=16,
+            num_warps=WARPS,
         )
     return token_ids
 
@@ -56,24 +57,26 @@ def _number(ordered):
 
 
 @triton.jit
-def _worth(logits, live, largest, temperature, WEIGHTED: tl.constexpr):
-    """What a token adds to the measure: its weight, or 1."""
-    if WEIGHTED:
-        return tl.where(live, tl.exp((logits - largest) / temperature), 0.0)
-    return live.to(tl.float32)
+def _tile(row, start, vocabulary, ELEMENTS: tl.constexpr):
+    """The next logits as rows of four, which one thread adds up alone, and their places in the vocabulary."""
+    at = start + tl.arange(0, ELEMENTS // 4)[:, None] * 4 + tl.arange(0, 4)[None, :]
+    return tl.load(row + at, mask=at < vocabulary, other=float("-inf")), at
 
 
 @triton.jit
-def _measure(
-    row, vocabulary, threshold, largest, temperature, WEIGHTED: tl.constexpr, ELEMENTS: tl.constexpr
-):
-    """The worth of all tokens whose logit is at least `threshold`."""
-    lanes = tl.arange(0, ELEMENTS)
-    total = tl.zeros([ELEMENTS], tl.float32)
+def _weights(logits, threshold, largest, temperature):
+    """Proportional to the probabilities, the largest being 1; 0 below the threshold."""
+    return tl.where(logits >= threshold, tl.exp((logits - largest) / temperature), 0.0)
+
+
+@triton.jit
+def _mass(row, vocabulary, threshold, weight_min, largest, temperature, ELEMENTS: tl.constexpr):
+    """The weight of all tokens that are kept."""
+    total = tl.zeros([ELEMENTS // 4], tl.float32)
     for start in tl.range(0, vocabulary, ELEMENTS):
-        live = start + lanes < vocabulary
-        logits = tl.load(row + start + lanes, mask=live, other=float("-inf"))
-        total += _worth(logits, live & (logits >= threshold), largest, temperature, WEIGHTED)
+        logits, _ = _tile(row, start, vocabulary, ELEMENTS)
+        weights = _weights(logits, threshold, largest, temperature)
+        total += tl.sum(tl.where(weights >= weight_min, weights, 0.0), 1)
     return tl.sum(total.to(tl.float64), 0)
 
 
@@ -81,11 +84,10 @@ def _measure(
 def _threshold(
     row, vocabulary, lowest, largest, temperature, wanted, WEIGHTED: tl.constexpr, ELEMENTS: tl.constexpr
 ):
-    """The largest number such that the tokens at or above it are worth at least `wanted`.
+    """The largest number such that the tokens at or above it weigh (or number) at least `wanted`.
 
     `lowest` is known to reach it. Three probes a pass: two bits of the number each.
     """
-    lanes = tl.arange(0, ELEMENTS)
     reached = _ordered(lowest)
     missed = _ordered(largest) + 1
     while missed - reached > 1:
@@ -93,16 +95,18 @@ def _threshold(
         first = _number(tl.minimum(reached + step, missed - 1))
         second = _number(tl.minimum(reached + 2 * step, missed - 1))
         third = _number(tl.minimum(reached + 3 * step, missed - 1))
-        above_first = tl.zeros([ELEMENTS], tl.float32)
-        above_second = tl.zeros([ELEMENTS], tl.float32)
-        above_third = tl.zeros([ELEMENTS], tl.float32)
+        above_first = tl.zeros([ELEMENTS // 4], tl.float32)
+        above_second = tl.zeros([ELEMENTS // 4], tl.float32)
+        above_third = tl.zeros([ELEMENTS // 4], tl.float32)
         for start in tl.range(0, vocabulary, ELEMENTS):
-            live = start + lanes < vocabulary
-            logits = tl.load(row + start + lanes, mask=live, other=float("-inf"))
-            worth = _worth(logits, live, largest, temperature, WEIGHTED)
-            above_first += tl.where(logits >= first, worth, 0.0)
-            above_second += tl.where(logits >= second, worth, 0.0)
-            above_third += tl.where(logits >= third, worth, 0.0)
+            logits, _ = _tile(row, start, vocabulary, ELEMENTS)
+            if WEIGHTED:
+                worth = tl.exp((logits - largest) / temperature)
+            else:
+                worth = tl.full([ELEMENTS // 4, 4], 1.0, tl.float32)
+            above_first += tl.sum(tl.where(logits >= first, worth, 0.0), 1)
+            above_second += tl.sum(tl.where(logits >= second, worth, 0.0), 1)
+            above_third += tl.sum(tl.where(logits >= third, worth, 0.0), 1)
         reach_first = tl.sum(above_first.to(tl.float64), 0) >= wanted
         reach_second = tl.sum(above_second.to(tl.float64), 0) >= wanted
         reach_third = tl.sum(above_third.to(tl.float64), 0) >= wanted
@@ -120,6 +124,24 @@ def _threshold(
 
 
 @triton.jit
+def _greedy(row, vocabulary, ELEMENTS: tl.constexpr):
+    """The largest logit and its place, of equals the first.
+
+    NaN counts as infinite: a row that is not finite gives a place that shows it.
+    """
+    largest = tl.full([], float("-inf"), tl.float32)
+    place = vocabulary * 0
+    for start in tl.range(0, vocabulary, ELEMENTS):
+        logits, at = _tile(row, start, vocabulary, ELEMENTS)
+        logits = tl.where(logits == logits, logits, float("inf"))
+        here = tl.max(tl.max(logits, 1), 0)
+        if here > largest:
+            largest = here
+            place = tl.min(tl.min(tl.where(logits == here, at, vocabulary), 1), 0)
+    return largest, place
+
+
+@triton.jit
 def _draw_row(
     logits,
     temperatures,
@@ -134,64 +156,48 @@ def _draw_row(
 ):
     index = tl.program_id(0)
     row = logits + index.to(tl.int64) * logits_stride
-    lanes = tl.arange(0, ELEMENTS)
     temperature = tl.load(temperatures + index)
     top_k = tl.load(top_ks + index)
     top_p = tl.load(top_ps + index)
-    min_p = tl.load(min_ps + index)
+    weight_min = tl.maximum(tl.load(min_ps + index), 0.0)
 
-    best = tl.full([ELEMENTS], float("-inf"), tl.float32)
-    best_at = tl.zeros([ELEMENTS], tl.int32)
-    for start in tl.range(0, vocabulary, ELEMENTS):
-        live = start + lanes < vocabulary
-        held = tl.load(row + start + lanes, mask=live, other=float("-inf"))
-        better = held > best
-        best_at = tl.where(better, start + lanes, best_at)
-        best = tl.where(better, held, best)
-    largest = tl.max(best, 0)
-    # Of equals the first.
-    greedy = tl.min(tl.where(best == largest, best_at, vocabulary), 0)
-    if (temperature <= 0.0) | (top_k == 1):
+    largest, greedy = _greedy(row, vocabulary, ELEMENTS)
+    if (temperature <= 0.0) | (top_k == 1) | (tl.abs(largest) == float("inf")):
         tl.store(token_ids + index, greedy.to(tl.int64))
         return
 
     threshold = tl.full([], float("-inf"), tl.float32)
     if (top_k > 0) & (top_k < vocabulary):
-        threshold = _threshold(
-            row, vocabulary, threshold, largest, temperature, top_k.to(tl.float64), False, ELEMENTS
-        )
+        wanted = top_k.to(tl.float64)
+        threshold = _threshold(row, vocabulary, threshold, largest, temperature, wanted, False, ELEMENTS)
     if top_p < 1.0:
-        mass = _measure(row, vocabulary, threshold, largest, temperature, True, ELEMENTS)
+        mass = _mass(row, vocabulary, threshold, 0.0, largest, temperature, ELEMENTS)
         wanted = mass * top_p.to(tl.float64)
         threshold = _threshold(row, vocabulary, threshold, largest, temperature, wanted, True, ELEMENTS)
-    weight_min = tl.maximum(min_p, 0.0)
 
-    total = tl.zeros([], tl.float64)
-    for start in tl.range(0, vocabulary, ELEMENTS):
-        live = start + lanes < vocabulary
-        held = tl.load(row + start + lanes, mask=live, other=float("-inf"))
-        weights = _worth(held, live & (held >= threshold), largest, temperature, True)
-        weights = tl.where(weights >= weight_min, weights, 0.0)
-        total += tl.sum(weights, 0).to(tl.float64)
-
-    target = tl.load(uniforms + index).to(tl.float64) * total
+    target = _mass(row, vocabulary, threshold, weight_min, largest, temperature, ELEMENTS)
+    target = target * tl.load(uniforms + index).to(tl.float64)
+    lanes = tl.arange(0, ELEMENTS)
     passed = tl.zeros([], tl.float64)
     chosen = vocabulary
     # Where rounding puts the draw at the very end: the last token that counts.
     last = greedy
     start = vocabulary * 0
     while (start < vocabulary) & (chosen == vocabulary):
-        live = start + lanes < vocabulary
-        held = tl.load(row + start + lanes, mask=live, other=float("-inf"))
-        weights = _worth(held, live & (held >= threshold), largest, temperature, True)
+        held, at = _tile(row, start, vocabulary, ELEMENTS)
+        weights = _weights(held, threshold, largest, temperature)
         weights = tl.where(weights >= weight_min, weights, 0.0)
-        counted = weights > 0.0
-        tile_total = tl.sum(weights, 0).to(tl.float64)
-        if passed + tile_total > target:
-            running = passed + tl.cumsum(weights, 0).to(tl.float64)
-            chosen = tl.min(tl.where(counted & (running > target), start + lanes, vocabulary), 0)
-        last = tl.maximum(last, tl.max(tl.where(counted, start + lanes, -1), 0))
-        passed += tile_total
+        tile_mass = tl.sum(tl.sum(weights, 1), 0).to(tl.float64)
+        last = tl.maximum(last, tl.max(tl.max(tl.where(weights > 0.0, at, -1), 1), 0))
+        if passed + tile_mass > target:
+            # It is in this tile: once more, in the order of the vocabulary.
+            in_order = tl.load(row + start + lanes, mask=start + lanes < vocabulary, other=float("-inf"))
+            ordered_weights = _weights(in_order, threshold, largest, temperature)
+            ordered_weights = tl.where(ordered_weights >= weight_min, ordered_weights, 0.0)
+            running = passed + tl.cumsum(ordered_weights, 0).to(tl.float64)
+            beyond = (ordered_weights > 0.0) & (running > target)
+            chosen = tl.min(tl.where(beyond, start + lanes, vocabulary), 0)
+        passed += tile_mass
         start += ELEMENTS
     token_id = tl.where(chosen < vocabulary, chosen, last)
     tl.store(token_ids + index, token_id.to(tl.int64))

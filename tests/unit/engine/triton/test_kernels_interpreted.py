@@ -96,3 +96,7 @@ def test_gate(interpreter: Interpreter, dtype: torch.dtype, width: int) -> None:
 @pytest.mark.parametrize("vocabulary", [300, 5000])
 def test_draw(interpreter: Interpreter, vocabulary: int) -> None:
     interpreter.call(kernel_checks.check_draw, vocabulary, CPU)
+
+
+def test_draw_of_what_is_not_finite(interpreter: Interpreter) -> None:
+    interpreter.call(kernel_checks.check_draw_of_what_is_not_finite, CPU)
