@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from kvhash import BlockHash
 from kvindex.core import BlockEvent, Tier
 from kvindex.inventory import HeldBlock, Inventory
+from kvpool.bookkeeping import Block, check_bookkeeping
 from kvpool.events import EventLog
 from kvpool.evictable import EvictableBlocks
 from policy.evict import EvictionCandidate, EvictionOrder
@@ -41,17 +42,6 @@ class PoolStats:
     """Pinned blocks and the ancestors of pinned blocks."""
 
 
-@dataclass(slots=True)
-class _Block:
-    generation: int = 0
-    pins: int = 0
-    holds: int = 0
-    """Pins plus children in use: the block is in use while this is not 0."""
-    block_hash: BlockHash | None = None
-    used_at: int = 0
-    uses: int = 0
-
-
 class BlockPool:
     """The blocks 0 … `blocks` - 1 of one tier."""
 
@@ -62,7 +52,7 @@ class BlockPool:
         if eviction not in tuple(EvictionOrder):
             raise ValueError(f"eviction: {eviction!r}, one of {', '.join(EvictionOrder)}")
         self._tier = tier
-        self._blocks = [_Block() for _ in range(blocks)]
+        self._blocks = [Block() for _ in range(blocks)]
         # Taken from the end: the block that was freed last is given first, its pages are warm.
         self._free = list(range(blocks - 1, -1, -1))
         self._id_of: dict[BlockHash, int] = {}
@@ -224,7 +214,7 @@ class BlockPool:
         block.pins += 1
         self._hold(block_id)
 
-    def _pinned(self, block_id: int) -> _Block:
+    def _pinned(self, block_id: int) -> Block:
         block = self._blocks[block_id] if block_id >= 0 else None
         if block is None or not block.pins:
             raise AssertionError(f"block {block_id} is not pinned")
@@ -276,43 +266,13 @@ class BlockPool:
         if parent_id is not None and not self._blocks[parent_id].holds:
             self._offer_leaf(parent_id)
 
-    def _parent_id(self, block: _Block) -> int | None:
+    def _parent_id(self, block: Block) -> int | None:
         assert block.block_hash is not None
         parent = self._inventory.parent(block.block_hash)
         return None if parent is None else self._id_of[parent]
 
     def check_integrity(self) -> None:
         """AssertionError where the bookkeeping contradicts itself. Looks at every block; for tests."""
-        free = set(self._free)
-        _check(len(free) == len(self._free), "a block is free twice")
-        stored = {
-            block.block_hash: block_id
-            for block_id, block in enumerate(self._blocks)
-            if block.block_hash is not None
-        }
-        _check(stored == self._id_of, "hashes and blocks do not point at each other")
-        _check(stored.keys() == set(self._inventory), "the inventory lists other blocks than are stored")
-
-        children_in_use = [0] * len(self._blocks)
-        for block_id in stored.values():
-            parent_id = self._parent_id(self._blocks[block_id])
-            if parent_id is not None and self._blocks[block_id].holds:
-                children_in_use[parent_id] += 1
-        cached = 0
-        for block_id, block in enumerate(self._blocks):
-            _check(
-                block.holds == block.pins + children_in_use[block_id], f"holds of block {block_id}: {block}"
-            )
-            is_stored = block.block_hash is not None
-            _check((block_id in free) == (not block.holds and not is_stored), f"block {block_id} is lost")
-            is_cached = is_stored and not block.holds
-            cached += is_cached
-            may_go = is_cached and block.block_hash is not None and self._inventory.is_leaf(block.block_hash)
-            _check((block_id in self._evictable) == may_go, f"eviction of block {block_id}: {block}")
-        _check(cached == self._cached, f"{cached} blocks are cached, {self._cached} were counted")
-        self._evictable.check_integrity()
-
-
-def _check(holds: bool, detail: str) -> None:
-    if not holds:
-        raise AssertionError(detail)
+        check_bookkeeping(
+            self._blocks, self._free, self._id_of, self._inventory, self._evictable, self._cached
+        )
