@@ -4,6 +4,8 @@ Needs numpy, gguf and tokenizers, neither torch nor transformers. What the file 
 does not know fails with the key named: a dropped field would be a model that answers slightly wrong.
 """
 
+import math
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,6 +78,7 @@ def import_gguf(gguf_path: Path, folder: Path, progress: Callable[[str], None]) 
             rotary_pairs=fields.text("general.architecture") in ROTARY_PAIRS,
         )
         shapes = tensor_shapes(model)
+        _check_room(partial, shapes)
         write_float32(
             partial / "model.safetensors", list(shapes.items()), _converted(source, shapes, progress)
         )
@@ -123,6 +126,13 @@ class _Source:
     head_dim: int
     rotary_pairs: bool
     """Whether rows of query and key are in GGUF's own order."""
+
+
+def _check_room(folder: Path, shapes: dict[str, tuple[int, ...]]) -> None:
+    needed = sum(np.dtype(np.float32).itemsize * math.prod(shape) for shape in shapes.values())
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise ModelFolderError(f"{folder.parent} has {free} bytes free, the float32 weights need {needed}")
 
 
 def _converted(

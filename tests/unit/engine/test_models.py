@@ -8,9 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.support.gguf_files import GGUFContents
 
 from engine import models
 from engine.errors import ModelFolderError
+from engine.model_folder import ModelConfig
 from engine.models import resolve_model
 from engine.tiny import make_tiny_model
 
@@ -109,6 +111,33 @@ def test_a_folder_is_taken_as_it_is(tmp_path: Path) -> None:
     make_tiny_model(tmp_path / "mine")
     assert resolve_model(str(tmp_path / "mine"), tmp_path / "home", lambda _: None) == tmp_path / "mine"
     assert not (tmp_path / "home").exists()
+
+
+def test_a_gguf_file_is_converted_once_under_its_name(tmp_path: Path) -> None:
+    make_tiny_model(tmp_path / "mine")
+    contents = GGUFContents(tmp_path / "mine")
+    path = contents.write(tmp_path / "Some-Model.Q8_0.gguf")
+    said: list[str] = []
+    folder = resolve_model(str(path), tmp_path / "home", said.append)
+    assert ModelConfig.load(folder).name == "Some-Model.Q8_0"
+    assert (tmp_path / "home" / "models") in folder.parents
+    converted = len(said)
+    moved = path.rename(tmp_path / "mine" / path.name)
+    assert resolve_model(str(moved), tmp_path / "home", said.append) == folder
+    assert len(said) == converted
+    contents.fields["llama.context_length"] = 100
+    contents.write(moved)
+    other = resolve_model(str(moved), tmp_path / "home", said.append)
+    assert other != folder
+    assert ModelConfig.load(other).context_tokens_max == 100
+
+
+def test_a_file_that_is_no_gguf_is_named(tmp_path: Path) -> None:
+    (tmp_path / "model.gguf").write_bytes(b"nothing of the kind")
+    with pytest.raises(ModelFolderError, match=r"model\.gguf is not a readable GGUF file"):
+        resolve_model(str(tmp_path / "model.gguf"), tmp_path / "home", lambda _: None)
+    with pytest.raises(ModelFolderError, match=r"nor a folder with a config\.json or a GGUF file"):
+        resolve_model(str(tmp_path / "missing.gguf"), tmp_path / "home", lambda _: None)
 
 
 def test_an_unknown_model_lists_the_known_ones(tmp_path: Path) -> None:
