@@ -11,7 +11,7 @@ from cluster.messages import Cancel, Finish, Refused
 from engine.layout import KVLayout
 from engine.model_folder import ModelConfig
 from engine.tiny import make_tiny_model
-from policy.core import RequestId, Role
+from policy.core import RequestId, Role, SamplingParams
 
 pytestmark = pytest.mark.unit
 
@@ -27,12 +27,16 @@ async def live(cluster: Workers, number: int, rng: random.Random) -> None:
     request_id = RequestId(f"r{number}")
     prompt = [(7 * i + i * i + number % 3) % 500 + 5 for i in range(rng.randint(1, 100))]
     tokens = rng.randint(1, 60)
+    samples = rng.choice([1, 1, 1, 3])
+    sampling = SamplingParams(tokens, samples=samples, temperature=rng.choice([0.0, 1.0]), seed=number)
     for attempt in range(ATTEMPTS):
         prefill, decode = rng.choice(PLACEMENTS)
-        answer = await cluster.submit(request_id, prompt, tokens, at=(prefill, decode), attempt=attempt)
+        answer = await cluster.submit(
+            request_id, prompt, tokens, at=(prefill, decode), attempt=attempt, sampling=sampling
+        )
         if isinstance(answer, Refused):
             continue
-        key = (request_id, attempt, 0)
+        keys = [(request_id, attempt, sample) for sample in range(samples)]
         if rng.random() < 0.5:
             await asyncio.sleep(rng.random() * 0.1)
             if rng.random() < 0.5:
@@ -40,25 +44,27 @@ async def live(cluster: Workers, number: int, rng: random.Random) -> None:
                     await cluster.ear.ask(instance, Cancel(request_id, attempt))
             continue
         await cluster.ear.wait(
-            lambda key=key: (
-                key in cluster.ear.finished
-                or any((entry.request_id, entry.attempt) == key[:2] for entry in cluster.ear.failed)
+            lambda keys=keys: (
+                all(key in cluster.ear.finished for key in keys)
+                or any((entry.request_id, entry.attempt) == keys[0][:2] for entry in cluster.ear.failed)
             )
         )
-        if key in cluster.ear.finished:
-            assert cluster.ear.finished[key].output_tokens == len(cluster.ear.answer(request_id, attempt))
+        if all(key in cluster.ear.finished for key in keys):
+            for key in keys:
+                assert cluster.ear.finished[key].output_tokens == len(cluster.ear.answer(*key))
             await cluster.ear.ask(decode, Finish(request_id, attempt, tokens))
             return
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize(("seed", "swap_blocks"), [(1, 0), (2, 8), (3, 40)])
 async def test_whatever_happens_nothing_hangs_and_nothing_is_held_at_the_end(
-    tmp_path: Path, seed: int
+    tmp_path: Path, seed: int, swap_blocks: int
 ) -> None:
     folder = tmp_path / "tiny"
     make_tiny_model(folder, seed=3)
-    pool_bytes = BLOCKS * KVLayout.of(ModelConfig.load(folder)).block_bytes
-    async with workers(folder, ROLES, pool_bytes=pool_bytes, step_tokens_max=32) as cluster:
+    block_bytes = KVLayout.of(ModelConfig.load(folder)).block_bytes
+    settings = {"pool_bytes": BLOCKS * block_bytes, "swap_bytes": swap_blocks * block_bytes}
+    async with workers(folder, ROLES, step_tokens_max=32, **settings) as cluster:
         rng = random.Random(seed)
         await asyncio.gather(*(live(cluster, n, random.Random(rng.random())) for n in range(REQUESTS)))
         for n in range(REQUESTS):
