@@ -12,8 +12,11 @@ from engine.engine import Engine, KVLayout
 from engine.errors import EngineError
 from engine.loader import DTYPES, load_model
 from engine.model_folder import ModelConfig
+from engine.native.native_ops import NativeOps
+from engine.ops import Ops
 from engine.step import SequenceStep
 from engine.tensor_shapes import tensor_shapes
+from engine.torch_ops import TorchOps
 from policy.core import SamplingParams
 
 pytestmark = pytest.mark.unit
@@ -32,9 +35,16 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
+@pytest.fixture(scope="session", params=["torch", "native"])
+def ops(request: pytest.FixtureRequest) -> Ops:
+    if request.param == "torch":
+        return TorchOps()
+    return NativeOps.build(request.config.cache.mkdir("native"))  # kept between runs
+
+
 @pytest.fixture
-def model(oracle: Oracle) -> BareModel:
-    return BareModel([load_model(oracle.folder)], BLOCKS)
+def model(oracle: Oracle, ops: Ops) -> BareModel:
+    return BareModel([load_model(oracle.folder, ops)], BLOCKS)
 
 
 def assert_close(found: torch.Tensor, expected: torch.Tensor) -> None:
@@ -63,14 +73,15 @@ def test_every_cached_prefix_gives_the_reference_logits(oracle: Oracle, model: B
         assert_close(found, oracle.logits[cached:])
 
 
-@pytest.mark.parametrize("size", [5, 16, 33])
 @pytest.mark.parametrize("cached", [1, 15, 16, 17, 32])
-def test_chunks_on_a_cached_prefix(oracle: Oracle, model: BareModel, cached: int, size: int) -> None:
-    model.logits([chunk(oracle.prompt, 0, cached, TABLE)])
-    for start in range(cached, len(oracle.prompt), size):
-        end = min(start + size, len(oracle.prompt))
-        (found,) = model.logits([chunk(oracle.prompt, start, end, TABLE)])
-        assert_close(found, oracle.logits[start:end])
+def test_chunks_on_a_cached_prefix(oracle: Oracle, model: BareModel, cached: int) -> None:
+    for size in (5, 16, 33):
+        model.forget()
+        model.logits([chunk(oracle.prompt, 0, cached, TABLE)])
+        for start in range(cached, len(oracle.prompt), size):
+            end = min(start + size, len(oracle.prompt))
+            (found,) = model.logits([chunk(oracle.prompt, start, end, TABLE)])
+            assert_close(found, oracle.logits[start:end])
 
 
 def test_sequences_of_one_step_do_not_see_each_other(oracle: Oracle, model: BareModel) -> None:
@@ -88,8 +99,8 @@ def test_sequences_of_one_step_do_not_see_each_other(oracle: Oracle, model: Bare
         assert_close(found, oracle.logits[start:end])
 
 
-def test_greedy_tokens_are_the_reference_s(oracle: Oracle) -> None:
-    loaded = load_model(oracle.folder)
+def test_greedy_tokens_are_the_reference_s(oracle: Oracle, ops: Ops) -> None:
+    loaded = load_model(oracle.folder, ops)
     layout = KVLayout.of(loaded.config)
     engine = Engine(loaded, layout, memoryview(bytearray(BLOCKS * layout.block_bytes)), BLOCKS)
     tokens, computed = list(oracle.prompt), 0
@@ -102,8 +113,8 @@ def test_greedy_tokens_are_the_reference_s(oracle: Oracle) -> None:
     assert tuple(tokens[len(oracle.prompt) :]) == oracle.answer
 
 
-def test_two_parts_of_the_layers_make_the_whole(oracle: Oracle) -> None:
-    halves = [load_model(oracle.folder, layers=layers) for layers in (range(1), range(1, 2))]
+def test_two_parts_of_the_layers_make_the_whole(oracle: Oracle, ops: Ops) -> None:
+    halves = [load_model(oracle.folder, ops, layers=layers) for layers in (range(1), range(1, 2))]
     parts = BareModel(halves, BLOCKS)
     for size in (7, 48):
         assert_close(in_chunks(parts, oracle.prompt, size), oracle.logits)
