@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 from engine.native.build import build_library
 from engine.native.library import NativeLibrary
 from engine.native.native_ops import NativeOps
+from engine.native.weight_store import WeightStore
 from engine.ops import StepTensors
 from engine.torch_ops import TorchOps
 
@@ -29,8 +31,12 @@ def libraries(request: pytest.FixtureRequest) -> dict[str, NativeLibrary]:
 
 
 @pytest.fixture(scope="module", params=VARIANTS)
-def ops(request: pytest.FixtureRequest, libraries: dict[str, NativeLibrary]) -> NativeOps:
-    return NativeOps(libraries[request.param])
+def ops(
+    request: pytest.FixtureRequest,
+    libraries: dict[str, NativeLibrary],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> NativeOps:
+    return NativeOps(libraries[request.param], WeightStore(tmp_path_factory.mktemp("weights")))
 
 
 @pytest.fixture(params=[1, 2], ids=["1-thread", "2-threads"])
@@ -298,3 +304,27 @@ class TestAttention:
         alone, among = Scene([(300, 1)]), Scene([(300, 1), (77, 1), (10, 40)])
         among.query[0] = alone.query[0]
         assert torch.equal(among.attend(ops)[0], alone.attend(ops)[0])
+
+
+class TestSharedWeights:
+    def test_a_second_engine_maps_what_the_first_packed(
+        self, libraries: dict[str, NativeLibrary], tmp_path: Path
+    ) -> None:
+        parts, rows = [_random(600, 500), _random(200, 500, seed=3)], _random(3, 500)
+        first, second = (NativeOps(libraries["native"], WeightStore(tmp_path)) for _ in range(2))
+        packed = first.pack(parts)
+        again = second.pack([part.clone() for part in parts])
+        assert len(list(tmp_path.iterdir())) == 1
+        assert torch.equal(first.linear(rows, packed), second.linear(rows, again))
+        _close(second.linear(rows, again), rows.double() @ torch.cat(parts).double().T)
+
+    def test_other_numbers_or_another_cut_is_another_weight(
+        self, libraries: dict[str, NativeLibrary], tmp_path: Path
+    ) -> None:
+        ops = NativeOps(libraries["native"], WeightStore(tmp_path))
+        matrix = _random(800, 500)
+        changed = matrix.clone()
+        changed[799, 499] += 1
+        for parts in ([matrix], [changed], list(matrix.split([300, 500])), list(matrix.split(400))):
+            ops.pack(parts)
+        assert len(list(tmp_path.iterdir())) == 4
