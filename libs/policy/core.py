@@ -48,6 +48,8 @@ class StructureKind(StrEnum):
 
 STRUCTURE_BYTES_MAX = 64 * 1024
 """Of a StructureSpec's text in UTF-8."""
+STRUCTURE_FIELD = "sampling.structure"
+"""How a refusal names it, first of all."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ from cluster.messages import (
     Reserved,
     Resume,
 )
+from engine.structured import CompiledStructure
 from kvindex.core import InstanceId
 from kvpool import NoBlocksError
 from kvtransfer import TransferError, checksum
@@ -35,6 +36,7 @@ from worker.held_table import HeldTable
 from worker.intake import WorkError, check_commit, checked_prompt
 from worker.node import Node
 from worker.sequence import Sequence
+from worker.structures import compiled, resumed
 
 TICK_S = 0.25
 """How often deadlines of reservations, retentions and tombstones are looked at."""
@@ -128,13 +130,20 @@ class DecodeDuty:
     async def _on_reserve(self, received: Received) -> Reserved | Refused:
         reserve = received.body
         assert isinstance(reserve, Reserve)
-        answer = self._reserve(reserve)
-        self._parts.discard(reserve.work.request_id, reserve.work.attempt)
+        work = reserve.work
+        answer: Reserved | Refused
+        try:
+            structure = await compiled(self._node.structures, work.sampling.structure)
+        except WorkError as error:
+            answer = Refused(work.request_id, work.attempt, error.reason, error.detail, error.retry_after_s)
+        else:
+            answer = self._reserve(reserve, structure)
+        self._parts.discard(work.request_id, work.attempt)
         outcome = "reserved" if isinstance(answer, Reserved) else str(answer.reason)
         self._node.metrics.reservations.labels(outcome).inc()
         return answer
 
-    def _reserve(self, reserve: Reserve) -> Reserved | Refused:
+    def _reserve(self, reserve: Reserve, structure: CompiledStructure | None) -> Reserved | Refused:
         work = reserve.work
         held = self._held.get(work.request_id)
         admission = reservation.admit(held.hold if held else None, reserve)
@@ -148,7 +157,9 @@ class DecodeDuty:
             return Refused(work.request_id, work.attempt, refusal, retry_after_s=1.0)
         try:
             prompt = checked_prompt(work, self._parts, self._node.work_limits)
-            sequence = Sequence.of(work, prompt, self._node.space(work), self._node.model.context_tokens_max)
+            matcher = resumed(structure, work.output_token_ids)
+            context_tokens_max = self._node.model.context_tokens_max
+            sequence = Sequence.of(work, prompt, self._node.space(work), context_tokens_max, matcher)
             sequence.take_blocks(self._node.pool, spare_blocks=samples)
         except WorkError as error:
             return Refused(work.request_id, work.attempt, error.reason, error.detail)

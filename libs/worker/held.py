@@ -28,7 +28,10 @@ class HeldAnswer:
         """Recomputing after a preemption: the gateway has these tokens."""
 
     def token_sampled(self, token_id: int, ending: FinishReason | None) -> None:
-        self.tell_tokens(self.sequence.output_tokens - 1, (token_id,))
+        self.tokens_forced((token_id,), ending)
+
+    def tokens_forced(self, token_ids: tuple[int, ...], ending: FinishReason | None) -> None:
+        self.tell_tokens(self.sequence.output_tokens - len(token_ids), token_ids)
         if ending is not None:
             self.tell_end()
             self.request.answer_ended(self)

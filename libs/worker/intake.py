@@ -12,10 +12,11 @@ from protocol.parts import PartBuffer, PartsError
 class WorkError(ValueError):
     """This instance cannot do the work; the message names the field and the limit."""
 
-    def __init__(self, reason: RefusalReason, detail: str) -> None:
+    def __init__(self, reason: RefusalReason, detail: str, retry_after_s: float = 0.0) -> None:
         super().__init__(detail)
         self.reason = reason
         self.detail = detail
+        self.retry_after_s = retry_after_s
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,9 @@ class WorkerMetrics:
             "moonpool_prefill_tokens", "Prompt tokens computed (not cached)", registry=registry
         )
         self.decode_tokens = Counter("moonpool_decode_tokens", "Tokens decoded", registry=registry)
+        self.forced_tokens = Counter(
+            "moonpool_forced_tokens", "Output tokens that a structure left no choice for", registry=registry
+        )
         self.cached_tokens = Counter(
             "moonpool_cached_tokens", "Prompt tokens taken from the pool", registry=registry
         )

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from cluster.bus import Handler, Received
 from cluster.messages import Accepted, RefusalReason, Refused, Submit
 from cluster.tracing import TraceContext
+from engine.structured import Matcher
 from kvindex.core import InstanceId
 from policy.core import QueuedRequest, RequestId
 from protocol import prefill
@@ -18,6 +19,7 @@ from worker.intake import WorkError, checked_prompt
 from worker.node import Node
 from worker.prefill_request import PrefillRequest
 from worker.sequence import Sequence
+from worker.structures import compiled, resumed
 
 TICK_S = 0.5
 """How often renewals and deadlines are looked at."""
@@ -96,6 +98,12 @@ class PrefillDuty:
         submit = received.body
         assert isinstance(submit, Submit)
         work = submit.work
+        try:
+            structure = await compiled(self._node.structures, work.sampling.structure)
+        except WorkError as error:
+            self._parts.discard(work.request_id, work.attempt)
+            return Refused(work.request_id, work.attempt, error.reason, error.detail, error.retry_after_s)
+        # Nothing is awaited from here on: whatever came meanwhile is seen now.
         ended_attempt = self._ended_attempts.get(work.request_id)
         ended = ended_attempt is not None and work.attempt <= ended_attempt
         if not ended and self.works_on(work.request_id, work.attempt):
@@ -109,9 +117,10 @@ class PrefillDuty:
             self.cancel(work.request_id, work.attempt - 1)
         try:
             prompt = checked_prompt(work, self._parts, self._node.work_limits)
+            matcher = resumed(structure, work.output_token_ids)
         except WorkError as error:
             return Refused(work.request_id, work.attempt, error.reason, error.detail)
-        self._enqueue(submit, prompt, received.trace)
+        self._enqueue(submit, prompt, matcher, received.trace)
         return Accepted(work.request_id, work.attempt)
 
     def _refusal(self, request_id: RequestId, attempt: int, ended: bool) -> Refused | None:
@@ -125,10 +134,12 @@ class PrefillDuty:
             return Refused(request_id, attempt, RefusalReason.QUEUE_FULL, detail, 1.0)
         return None
 
-    def _enqueue(self, submit: Submit, prompt: bytes, trace: TraceContext | None) -> None:
+    def _enqueue(
+        self, submit: Submit, prompt: bytes, matcher: Matcher | None, trace: TraceContext | None
+    ) -> None:
         work = submit.work
         space = self._node.space(work)
-        sequence = Sequence.of(work, prompt, space, self._node.model.context_tokens_max)
+        sequence = Sequence.of(work, prompt, space, self._node.model.context_tokens_max, matcher)
         request = PrefillRequest(self._node, submit, prompt, sequence, trace, self._adopt, self._left)
         self._queue.append(request)
         self._take_next()

@@ -118,6 +118,9 @@ class PrefillRequest:
         # With more samples the others begin now, whatever the first one's token was: decode tells that end.
         self.feed(prefill.Computed(token_id, ending if self._work.sampling.samples == 1 else None))
 
+    def tokens_forced(self, token_ids: tuple[int, ...], ending: FinishReason | None) -> None:
+        """Decode's: it follows from the first token."""
+
     def failed(self, detail: str) -> None:
         self.feed(prefill.Failed(detail))
 

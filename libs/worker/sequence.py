@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cluster.messages import Work
+from engine.structured import Matcher
 from kvhash import BLOCK_TOKENS, BlockHash, Namespace, block_hashes, extend, unpack
 from kvpool import BlockPool
 from policy.core import FinishReason, RequestId, TokenLogprobs
@@ -28,6 +29,9 @@ class Owner(Protocol):
     def token_sampled(self, token_id: int, ending: FinishReason | None) -> None:
         """One more token; with `ending` the sequence has left the loop."""
 
+    def tokens_forced(self, token_ids: tuple[int, ...], ending: FinishReason | None) -> None:
+        """More tokens that nobody sampled; with `ending` the sequence has left the loop."""
+
     def failed(self, detail: str) -> None:
         """The engine could not go on; the sequence has left the loop."""
 
@@ -45,6 +49,8 @@ class Sequence:
     token_ids: list[int]
     hashes: list[BlockHash]
     context_tokens_max: int
+    matcher: Matcher | None = None
+    """Where the answer is held to a structure: the state of it after the output tokens."""
     sample: int = 0
     owner: Owner | None = None
     block_ids: list[int] = field(default_factory=list)
@@ -73,11 +79,19 @@ class Sequence:
     _prompt: Int32Array | None = None
 
     @classmethod
-    def of(cls, work: Work, prompt_token_ids: bytes, space: Namespace, context_tokens_max: int) -> "Sequence":
+    def of(
+        cls,
+        work: Work,
+        prompt_token_ids: bytes,
+        space: Namespace,
+        context_tokens_max: int,
+        matcher: Matcher | None = None,
+    ) -> "Sequence":
         """A sequence of prompt and output so far; its hashes are computed here, whatever a gateway said."""
         packed = prompt_token_ids + work.output_token_ids
         token_ids = np.frombuffer(packed, "<i4").tolist()
-        return cls(work, space, token_ids, unpack(block_hashes(space, packed)), context_tokens_max)
+        hashes = unpack(block_hashes(space, packed))
+        return cls(work, space, token_ids, hashes, context_tokens_max, matcher)
 
     @property
     def request_id(self) -> RequestId:
@@ -150,6 +164,7 @@ class Sequence:
             self.token_ids[:tokens],
             self.hashes[: tokens // BLOCK_TOKENS],
             self.context_tokens_max,
+            self.matcher and self.matcher.restarted(),
             sample=sample,
             block_ids=shared + spare,
             unclear_block_ids=spare,
@@ -215,18 +230,36 @@ class Sequence:
         self.stored_blocks = max(self.stored_blocks, full_blocks)
 
     def append(self, token_id: int, logprobs: TokenLogprobs | None = None) -> FinishReason | None:
-        """Take a sampled token; the reason where it ends the answer."""
+        """Take a sampled or forced token; the reason where it ends the answer. Raises StructureError where
+        the answer's structure does not allow it."""
         self.token_ids.append(token_id)
         sampling = self.work.sampling
+        if self.matcher is not None:
+            self.matcher.accept(token_id)
         if sampling.logprobs is not None:
             self.kept_logprobs.append(None if logprobs is None else pack_logprobs(logprobs))
-        if token_id in sampling.stop_token_ids and self.output_tokens > sampling.output_tokens_min:
+        stops = token_id in sampling.stop_token_ids and self.output_tokens > sampling.output_tokens_min
+        if stops or (self.matcher is not None and self.matcher.ended):
             self.ending = FinishReason.STOP
         elif (
             self.output_tokens >= sampling.output_tokens_max or len(self.token_ids) >= self.context_tokens_max
         ):
             self.ending = FinishReason.LENGTH
         return self.ending
+
+    def append_forced(self) -> tuple[int, ...]:
+        """Take the tokens that follow whatever the model says, so that the next step computes them at once.
+        None where logprobs are wanted, which the model has to say of each, and after the end. Raises as
+        `append`."""
+        if self.matcher is None or self.work.sampling.logprobs is not None:
+            return ()
+        taken: list[int] = []
+        for token_id in self.matcher.forced():
+            if self.ending is not None:
+                break
+            self.append(token_id)
+            taken.append(token_id)
+        return tuple(taken)
 
     def logprobs_of(self, first_index: int, end_index: int | None = None) -> tuple[TokenLogprobs | None, ...]:
         """Of the output tokens from `first_index` up to `end_index`; none at all where none are wanted."""
@@ -250,6 +283,8 @@ class Sequence:
 
     def _keep_unclear(self, excluded: Rows[int] = ()) -> None:
         """Only blocks that are still held are to be cleared."""
+        if not self.unclear_block_ids:
+            return
         held = set(self.block_ids).difference(excluded)
         self.unclear_block_ids = [block_id for block_id in self.unclear_block_ids if block_id in held]
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from cluster.logs import Logger
 from engine.engine import SequenceStep
+from engine.errors import StructureError
 from kvpool import BlockPool
 from policy.core import RequestId, TokenLogprobs
 from policy.plan_step import DecodeWork, PrefillWork, StepLimits, StepPlan, plan_step
@@ -97,6 +98,7 @@ class StepLoop:
         while True:
             self._wake.clear()
             await self._readmit()
+            self._jump()
             plan, places = self._plan()
             some_were_preempted = bool(plan.preempted)
             while plan.preempted:
@@ -109,6 +111,23 @@ class StepLoop:
                 # Where all were preempted their own blocks may do for the first of them: nobody else
                 # would wake us then.
                 await self._wake.wait()
+
+    def _jump(self) -> None:
+        """Where an answer's structure leaves no choice its tokens are taken at once: the next step computes
+        them together, and one step does what would have taken many."""
+        for sequence in [present for present in self._sequences if present.decodes]:
+            if sequence.new_tokens > 1 or sequence.owner is None:
+                continue
+            try:
+                token_ids = sequence.append_forced()
+            except StructureError as error:
+                self._fail(sequence, f"structure: {error}")
+                continue
+            if token_ids:
+                self._metrics.forced_tokens.inc(len(token_ids))
+                if sequence.ending is not None:
+                    self._sequences.remove(sequence)
+                sequence.owner.tokens_forced(token_ids, sequence.ending)
 
     def _plan(self) -> tuple[StepPlan, Mapping[RequestId, Sequence]]:
         """The plan names sequences by their place: the samples and attempts of a request are one each."""
@@ -178,17 +197,16 @@ class StepLoop:
                 result = await self._engine.run([_engine_step(row) for row in rows], self._layer_hook(rows))
             except Exception as error:
                 self._log.exception("step failed")
-                self._fail(rows, f"engine step failed: {error}")
+                for row in rows:
+                    self._fail(row.sequence, f"engine step failed: {error}")
             else:
                 results = zip(rows, result.token_ids, result.logprobs, result.failures, strict=True)
                 for row, token_id, logprobs, failure in results:
                     if failure is None:
                         self._apply(row, token_id, logprobs)
                     else:
-                        self._log.warning(
-                            "sequence failed", request_id=row.sequence.request_id, failure=failure
-                        )
-                        self._fail([row], failure)
+                        matcher = row.sequence.matcher
+                        self._fail(row.sequence, (matcher and matcher.failure) or failure)
                 self._metrics.step_s.observe(result.elapsed_s)
                 self._step_done()
 
@@ -225,18 +243,22 @@ class StepLoop:
         if token_id is None:
             sequence.owner.chunk_done(sequence.context_tokens)
             return
-        ending = sequence.append(token_id, logprobs)
+        try:
+            ending = sequence.append(token_id, logprobs)
+        except StructureError as error:
+            self._fail(sequence, f"structure: {error}")
+            return
         sequence.decodes = sequence.goes_on
         if ending is not None or not sequence.goes_on:
             self._sequences.remove(sequence)
         sequence.owner.token_sampled(token_id, ending)
 
-    def _fail(self, rows: list[Row], detail: str) -> None:
-        for row in rows:
-            owner = row.sequence.owner
-            if owner is not None:
-                self._sequences.remove(row.sequence)
-                owner.failed(detail)
+    def _fail(self, sequence: Sequence, detail: str) -> None:
+        owner = sequence.owner
+        if owner is not None:
+            self._log.warning("sequence failed", request_id=sequence.request_id, detail=detail)
+            self._sequences.remove(sequence)
+            owner.failed(detail)
 
 
 def _engine_step(row: Row) -> SequenceStep:
@@ -255,4 +277,5 @@ def _engine_step(row: Row) -> SequenceStep:
         copy_blocks=tuple(sequence.copies),
         prompt_token_ids=history[0],
         output_token_ids=history[1],
+        allowed=sequence.matcher.allowed if sampling is not None and sequence.matcher is not None else None,
     )
