@@ -155,5 +155,7 @@ class Engine:
         if step.clear_block_ids.size:
             self._cache.clear(torch.from_numpy(step.clear_block_ids).to(self._device))
         tensors = to_tensors(step, self._device)
-        hidden = self._model.forward(self._model.embed(tensors.token_ids), tensors, self._cache, on_layer)
-        return self._model.logits(hidden[torch.from_numpy(step.sampled_rows).to(self._device)])
+        rows = torch.from_numpy(step.sampled_rows).to(self._device)
+        hidden = self._model.embed(tensors.token_ids)
+        hidden = self._model.forward(hidden, tensors, self._cache, on_layer, rows=rows)
+        return self._model.logits(hidden) if len(rows) else hidden.new_empty(0, self._limits.vocab_size)

@@ -98,11 +98,14 @@ class DecoderModel:
         step: StepTensors,
         cache: LayerCache,
         on_layer: Callable[[int], None] | None = None,
+        *,
+        rows: Tensor | None = None,
     ) -> Tensor:
         """Runs the held layers over [N, hidden], writing each layer's KV into the cache on the way.
 
         `on_layer(l)` is called as soon as the KV of layer `l` is there, before its attention. `hidden`
-        is overwritten: it is the running sum that every layer adds to.
+        is overwritten: it is the running sum that every layer adds to. With `rows` the result is just
+        those rows: what the last layer does after its attention is done for them alone.
         """
         ops = self.ops
         angles = rotary_angles(step.positions, self._frequencies)
@@ -113,7 +116,13 @@ class DecoderModel:
             query = self._project(weights.attention, normed, angles, keys, values, step)
             if on_layer is not None:
                 on_layer(layer)
-            delta = self._attend(weights.attention, query, keys, values, step)
+            is_last = layer == len(self._weights) - 1
+            if is_last and rows is not None and not len(rows):
+                return hidden[rows]  # a middle chunk: its KV is all that was wanted
+            attended = self._attend(weights.attention, query, keys, values, step)
+            if is_last and rows is not None:
+                attended, hidden = attended[rows], hidden[rows]
+            delta = ops.linear(attended, weights.attention.output)
             normed = self._add_norm(delta, hidden, weights.mlp_norm)
             delta = ops.linear(ops.gated_linear(normed, weights.gate_up), weights.down)
         assert delta is not None, "a model has at least one layer"
@@ -159,5 +168,4 @@ class DecoderModel:
         self, attention: Attention, query: Tensor, keys: Tensor, values: Tensor, step: StepTensors
     ) -> Tensor:
         scale = self.config.head_dim**-0.5
-        attended = self.ops.attend(query, keys, values, step, scale, attention.window_tokens)
-        return self.ops.linear(attended.flatten(1), attention.output)
+        return self.ops.attend(query, keys, values, step, scale, attention.window_tokens).flatten(1)
