@@ -119,7 +119,8 @@ class HeldTable:
             await self._node.endpoint.revoke(grant)
         for sequence in sequences:
             await self._node.steps.remove(sequence)
-            sequence.give_back(self._node.pool)
+        for sequence in sorted(sequences, key=lambda sequence: sequence.broken):
+            sequence.give_back(self._node.pool)  # a broken one last: what others use cannot be forgotten
         self._node.pool_changed()
 
     def _answer_ended(self, answer: HeldAnswer) -> None:

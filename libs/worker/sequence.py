@@ -69,6 +69,8 @@ class Sequence:
     """After its first token it stays in the batch; else the owner hands it over."""
     streams_layers: bool = False
     """Its blocks are being read from outside: what they hold does not move."""
+    broken: bool = False
+    """The model made nonsense of its KV: nobody shall find these blocks again."""
     arrival: int = 0
     """Its place among all that came to the step loop."""
     last_step: int = 0
@@ -137,8 +139,10 @@ class Sequence:
         self.cached_tokens = self.context_tokens
 
     def give_back(self, pool: BlockPool) -> None:
-        """Unpin every block; the stored ones stay cached. Twice is once."""
+        """Unpin every block; the stored ones stay cached, unless what they hold is broken. Twice is once."""
         pool.release(self.block_ids)
+        if self.broken:
+            pool.forget(self.block_ids)
         self.block_ids = []
         self.unclear_block_ids = []
         self.copies = []

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from cluster.logs import Logger
 from engine.engine import SequenceStep
 from engine.errors import StructureError
+from engine.sampler import NOT_FINITE
 from kvpool import BlockPool
 from policy.core import RequestId, TokenLogprobs
 from policy.plan_step import DecodeWork, PrefillWork, StepLimits, StepPlan, plan_step
@@ -206,6 +207,7 @@ class StepLoop:
                         self._apply(row, token_id, logprobs)
                     else:
                         matcher = row.sequence.matcher
+                        row.sequence.broken = failure == NOT_FINITE
                         self._fail(row.sequence, (matcher and matcher.failure) or failure)
                 self._metrics.step_s.observe(result.elapsed_s)
                 self._step_done()

@@ -208,3 +208,20 @@ async def test_a_sequence_with_broken_kv_fails_alone(pair: Workers, reference: R
     assert "not finite" in failed.detail
     await pair.ear.wait_finish("good")
     assert pair.ear.answer("good") == greedy(reference, prompt(40, seed=1))
+    await pair.submit("again", prompt(40, seed=2), TOKENS)
+    await pair.ear.wait_finish("again")
+    assert pair.ear.answer("again") == greedy(reference, prompt(40, seed=2)), "the broken blocks are gone"
+
+
+async def test_samples_that_share_broken_kv_leave_nothing_of_it(pair: Workers, reference: Reference) -> None:
+    sampling = SamplingParams(1500, samples=3)
+    await pair.submit("bad", prompt(40), 1500, sampling=sampling)
+    await pair.ear.wait(lambda: len(pair.ear.answer("bad", sample=2)) > 2)
+    node = pair.apps["d"]._node
+    arena = np.frombuffer(node.arena.buffer, np.float32).reshape(node.pool.stats().blocks, -1)
+    arena[[block_id for sequence in node.steps._sequences for block_id in sequence.block_ids]] = np.nan
+    await pair.ear.wait(lambda: pair.ear.failed)
+    await pair.quiet()
+    await pair.submit("again", prompt(40), TOKENS)
+    await pair.ear.wait_finish("again")
+    assert pair.ear.answer("again") == greedy(reference, prompt(40))
