@@ -97,7 +97,10 @@ class GGUFFields:
 
     def _value(self, name: str, default: object = None) -> object:
         field = self._fields.get(name)
-        value: object = default if field is None else field.contents()
+        try:
+            value: object = default if field is None else field.contents()
+        except (ValueError, IndexError, TypeError) as error:  # texts that are none, lists without an end
+            raise self.error(name, f"cannot be read: {error}") from error
         if value is None:
             raise self.error(name, "is missing")
         return value

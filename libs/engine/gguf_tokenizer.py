@@ -1,5 +1,6 @@
 """The tokenizer inside a GGUF file, put together for the tokenizers library."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -64,7 +65,7 @@ def _byte_pair(fields: GGUFFields) -> ReadTokenizer:
         raise fields.error("tokenizer.ggml.pre", f"{name!r} is not supported, only {', '.join(SPLITTINGS)}")
     if fields.has("tokenizer.ggml.add_space_prefix"):
         fields.require("tokenizer.ggml.add_space_prefix", False)
-    tokens = fields.texts("tokenizer.ggml.tokens")
+    tokens = _tokens(fields)
     types = _types(fields, tokens, BYTE_PAIR_TYPES)
     special = _special_tokens(fields, tokens)
     vocabulary = Vocabulary(
@@ -73,7 +74,7 @@ def _byte_pair(fields: GGUFFields) -> ReadTokenizer:
         user_defined_token_ids=_of_type(types, TokenType.USER_DEFINED),
         add_bos=fields.boolean("tokenizer.ggml.add_bos_token", splitting is Splitting.LLAMA3),
     )
-    merges = [_merge(fields, merge) for merge in fields.texts("tokenizer.ggml.merges")]
+    merges = _merges(fields, frozenset(tokens))
     return ReadTokenizer(byte_pair_tokenizer(vocabulary, merges, splitting, special), vocabulary, special)
 
 
@@ -82,7 +83,7 @@ def _sentence_piece(fields: GGUFFields) -> ReadTokenizer:
         fields.require("tokenizer.ggml.remove_extra_whitespaces", False)
     if fields.has("tokenizer.ggml.precompiled_charsmap"):
         raise fields.error("tokenizer.ggml.precompiled_charsmap", "is not supported")
-    tokens = fields.texts("tokenizer.ggml.tokens")
+    tokens = _tokens(fields)
     types = _types(fields, tokens, tuple(TokenType))
     _check_bytes(fields, tokens, types)
     user_defined = _of_type(types, TokenType.USER_DEFINED)
@@ -127,6 +128,14 @@ def _special_tokens(fields: GGUFFields, tokens: Sequence[str]) -> SpecialTokens:
     )
 
 
+def _tokens(fields: GGUFFields) -> list[str]:
+    tokens = fields.texts("tokenizer.ggml.tokens")
+    if len(set(tokens)) != len(tokens):
+        (twice, _), *_ = Counter(tokens).most_common(1)
+        raise fields.error("tokenizer.ggml.tokens", f"{twice!r} occurs more than once")
+    return tokens
+
+
 def _types(fields: GGUFFields, tokens: Sequence[str], allowed: Sequence[TokenType]) -> list[int]:
     types = fields.integers("tokenizer.ggml.token_type")
     if len(types) != len(tokens):
@@ -148,8 +157,14 @@ def _check_bytes(fields: GGUFFields, tokens: Sequence[str], types: Sequence[int]
         raise fields.error("tokenizer.ggml.token_type", f"no byte token for {missing[0]:#04x}")
 
 
-def _merge(fields: GGUFFields, merge: str) -> tuple[str, str]:
-    first, separator, second = merge.partition(" ")
-    if not (first and separator and second) or " " in second:
-        raise fields.error("tokenizer.ggml.merges", f"{merge!r} is not two symbols")
-    return first, second
+def _merges(fields: GGUFFields, tokens: frozenset[str]) -> list[tuple[str, str]]:
+    merges = []
+    for merge in fields.texts("tokenizer.ggml.merges"):
+        first, separator, second = merge.partition(" ")
+        if not (first and separator and second) or " " in second:
+            raise fields.error("tokenizer.ggml.merges", f"{merge!r} is not two symbols")
+        for token in (first, second, first + second):
+            if token not in tokens:
+                raise fields.error("tokenizer.ggml.merges", f"{token!r} of {merge!r} is no token")
+        merges.append((first, second))
+    return merges

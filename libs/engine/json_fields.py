@@ -1,12 +1,14 @@
 """The fields of a JSON file, read with type and range checked: every error names the file and the field."""
 
 import json
-import math
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from engine.errors import ModelFolderError
+
+NUMBER_MAX = sys.float_info.max
 
 
 class Fields:
@@ -49,7 +51,7 @@ class Fields:
             value = default
         if value is None:
             raise self.error(field, "is missing")
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= NUMBER_MAX:
             raise self.error(field, f"must be a positive number, not {value!r}")
         return float(value)
 

@@ -48,6 +48,7 @@ MUST_EQUAL: Mapping[str, tuple[object, ...]] = {
     "num_experts": (None, 0),
     "n_routed_experts": (None, 0),
     "partial_rotary_factor": (None, 1.0),
+    "rope_interleaved": (False, None),
     "attn_logit_softcapping": (None,),
     "final_logit_softcapping": (None,),
     "attention_chunk_size": (None,),

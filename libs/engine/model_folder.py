@@ -12,6 +12,8 @@ from engine.errors import ModelFolderError
 from engine.json_fields import Fields, read_json_object
 from engine.model_families import RULES, Family, read_family, read_windows
 
+LAYERS_MAX = 10_000
+"""Far beyond any model; a damaged number must not become a list of billions."""
 COMMON_ROPE_FIELDS = frozenset({"rope_type", "type", "rope_theta", "partial_rotary_factor"})
 LLAMA3_ROPE_FIELDS = frozenset(
     {"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"}
@@ -90,6 +92,8 @@ class ModelConfig:
         theta, scaling = _rope(config)
         vocab_size = config.integer("vocab_size")
         layers = config.integer("num_hidden_layers")
+        if layers > LAYERS_MAX:
+            raise config.error("num_hidden_layers", f"must be at most {LAYERS_MAX}, not {layers}")
         return cls(
             name=folder.resolve().name,
             family=family,

@@ -8,6 +8,8 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from safetensors.numpy import load_file
 from tests.support.gguf_files import GGUFContents
 
@@ -109,6 +111,9 @@ def other_architecture(contents: GGUFContents) -> None:
         (field("tokenizer.ggml.token_type", [1] * 512 + [1]), "token_type: has 513 entries for 512"),
         (field("tokenizer.ggml.token_type", [6] * 512), "token_type: 6 of"),
         (field("tokenizer.ggml.merges", ["abc"]), "merges: 'abc' is not two symbols"),
+        (field("tokenizer.ggml.merges", ["a b", "z z"]), "merges: 'zz' of 'z z' is no token"),
+        (field("tokenizer.ggml.merges", ["中 b"]), "merges: '中' of '中 b' is no token"),
+        (field("tokenizer.ggml.tokens", ["a"] * 512), "tokens: 'a' occurs more than once"),
         (field("tokenizer.ggml.merges", "abc"), "merges: must be a list of texts"),
         (field("tokenizer.ggml.eos_token_id", 512), "eos_token_id: 512 is not a token id below 512"),
         (tensor("rope_freqs.weight", [1, 1, 1, 1, 4, 2, 4, 8]), r"tensor rope_freqs\.weight is not supp"),
@@ -143,6 +148,40 @@ def test_files_that_are_no_gguf(tmp_path: Path) -> None:
         path.write_bytes(damaged)
         with pytest.raises(ModelFolderError, match="not a readable GGUF"):
             import_gguf(path, tmp_path / "out", lambda _: None)
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("small")
+    make_tiny_model(folder / "tiny", layers=1)
+    return GGUFContents(folder / "tiny").write(folder / "model.gguf")
+
+
+@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    flips=st.lists(st.tuples(st.integers(0, 4000), st.integers(0, 255)), max_size=4),
+    cut=st.none() | st.integers(0, 100_000),
+)
+def test_a_damaged_file_is_refused_or_converted(
+    small: Path, tmp_path: Path, flips: list[tuple[int, int]], cut: int | None
+) -> None:
+    damaged = bytearray(small.read_bytes())
+    for at, value in flips:
+        damaged[at] = value
+    (tmp_path / "model.gguf").write_bytes(damaged[:cut])
+    try:
+        import_gguf(tmp_path / "model.gguf", tmp_path / "out", lambda _: None)
+    except ModelFolderError:
+        assert [left.name for left in tmp_path.iterdir()] == ["model.gguf"]
+    else:
+        shutil.rmtree(tmp_path / "out")
+
+
+def test_a_text_that_is_none_is_named(small: Path, tmp_path: Path) -> None:
+    damaged = small.read_bytes().replace(b"<|im_start|>", b"\xff|im_start|>")
+    (tmp_path / "model.gguf").write_bytes(damaged)
+    with pytest.raises(ModelFolderError, match=r"field tokenizer\.ggml\.tokens: cannot be read: 'utf-8'"):
+        import_gguf(tmp_path / "model.gguf", tmp_path / "out", lambda _: None)
 
 
 def test_a_conversion_that_ends_early_leaves_nothing(source: Path, tmp_path: Path) -> None:
