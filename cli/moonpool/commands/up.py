@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model",
         default="smollm2",
-        help="smollm2 (default), tiny (random weights), or a Hugging Face folder",
+        help="smollm2 (default), tiny (random weights), a Hugging Face folder, or a GGUF file",
     )
     parser.add_argument("--prefill", type=count, default=1, metavar="N", help="prefill instances (default 1)")
     parser.add_argument("--decode", type=count, default=1, metavar="N", help="decode instances (default 1)")
