@@ -76,7 +76,7 @@ async def test_an_older_attempt_that_was_prefilled_late_changes_nothing_of_the_n
         def reserve_once() -> None:
             if not answers:
                 work = both.work("r", prompt(40), TOKENS, attempt=1)
-                answers.append(app._decode._reserve(Reserve(work, InstanceId("p"), 1.0)))
+                answers.append(app._decode._reserve(Reserve(work, InstanceId("p"), 1.0), None))
 
         after_each_step(app, reserve_once)
         await both.submit("r", prompt(40), TOKENS, at=("w", "w"))
@@ -208,7 +208,7 @@ async def test_no_reservation_is_given_while_a_preempted_sequence_waits(tiny: Pa
         def ask() -> None:
             if app._node.steps.preempted:
                 work = both.work("new", prompt(3), 2)
-                refusals.append(app._decode._reserve(Reserve(work, InstanceId("p"), 5.0)))
+                refusals.append(app._decode._reserve(Reserve(work, InstanceId("p"), 5.0), None))
 
         after_each_step(app, ask)
         for n in range(3):
