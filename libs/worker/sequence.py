@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cluster.messages import Work
-from engine.structured import Matcher
+from engine.structured import FORCED_TOKENS_MAX, Matcher
 from kvhash import BLOCK_TOKENS, BlockHash, Namespace, block_hashes, extend, unpack
 from kvpool import BlockPool
 from policy.core import FinishReason, RequestId, TokenLogprobs
@@ -258,11 +258,11 @@ class Sequence:
         if self.matcher is None or self.work.sampling.logprobs is not None:
             return ()
         taken: list[int] = []
-        for token_id in self.matcher.forced():
-            if self.ending is not None:
-                break
-            self.append(token_id)
-            taken.append(token_id)
+        while len(taken) < FORCED_TOKENS_MAX and (forced := self.matcher.forced()):
+            for token_id in forced:
+                taken.append(token_id)
+                if self.append(token_id) is not None:
+                    return tuple(taken)
         return tuple(taken)
 
     def logprobs_of(self, first_index: int, end_index: int | None = None) -> tuple[TokenLogprobs | None, ...]:

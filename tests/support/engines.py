@@ -8,6 +8,7 @@ from engine.layout import KVLayout
 from engine.loader import load_model
 from engine.model_folder import ModelConfig
 from engine.step import SequenceStep
+from engine.structure_compiler import StructureCompiler
 from kvhash import BLOCK_TOKENS
 from policy.core import SamplingParams
 
@@ -21,8 +22,15 @@ def _engine(folder: Path) -> Engine:
     return Engine(load_model(folder), layout, memoryview(bytearray(blocks * layout.block_bytes)), blocks)
 
 
+@cache
+def _compiler(folder: Path) -> StructureCompiler:
+    config = ModelConfig.load(folder)
+    return StructureCompiler(folder, config.vocab_size, config.eos_token_ids)
+
+
 def sampled_answer(folder: Path, prompt: list[int], sampling: SamplingParams, sample: int = 0) -> list[int]:
-    """`output_tokens_max` tokens of one sample, computed alone, the prompt at once."""
+    """`output_tokens_max` tokens of one sample, computed alone, the prompt at once; where the answer is held
+    to a structure fewer, if it ends before. Every token is drawn, forced ones too."""
     return _answer(folder, tuple(prompt), sampling, sample)[:]
 
 
@@ -31,7 +39,12 @@ def _answer(folder: Path, prompt: tuple[int, ...], sampling: SamplingParams, sam
     engine = _engine(folder)
     block_ids = tuple(range(CONTEXT_TOKENS_MAX // BLOCK_TOKENS))
     context_tokens, new_tokens, answer = 0, prompt, []
-    while len(answer) < sampling.output_tokens_max:
+    matcher = (
+        None
+        if sampling.structure is None
+        else _compiler(folder).compile(sampling.structure).result().matcher()
+    )
+    while len(answer) < sampling.output_tokens_max and not (matcher and matcher.ended):
         step = SequenceStep(
             token_ids=new_tokens,
             context_tokens=context_tokens,
@@ -41,10 +54,13 @@ def _answer(folder: Path, prompt: tuple[int, ...], sampling: SamplingParams, sam
             sample=sample,
             prompt_token_ids=prompt,
             output_token_ids=tuple(answer),
+            allowed=matcher and matcher.allowed,
         )
         (token_id,) = engine.run([step]).token_ids
         assert token_id is not None
         context_tokens += len(new_tokens)
         new_tokens = (token_id,)
         answer.append(token_id)
+        if matcher is not None:
+            matcher.accept(token_id)
     return answer
