@@ -219,6 +219,8 @@ class RunningRequest:
     output_tokens: int
     output_tokens_max: int
     committed: bool
+    samples: int = 1
+    """Its answers that still grow: so many sequences in a step."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ class DecodeLoad:
     """What a decode will hold once all that is on its way has arrived."""
 
     requests: int = 0
+    """As a step sees them: the samples of one request are one each."""
     kv_tokens: int = 0
     blocks_pending: int = 0
     """Blocks that requests on their way will need and have not reserved yet."""
@@ -115,7 +116,8 @@ def next_finish_s(instance: InstanceView, load: DecodeLoad) -> float:
 def _running_load(load: LoadSnapshot | None) -> DecodeLoad:
     if load is None:
         return DecodeLoad()
-    return DecodeLoad(len(load.running), sum(request.kv_tokens for request in load.running))
+    sequences = sum(request.samples for request in load.running)
+    return DecodeLoad(sequences, sum(request.kv_tokens for request in load.running))
 
 
 def _running_keys(load: LoadSnapshot | None) -> set[RequestKey]:

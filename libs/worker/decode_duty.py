@@ -277,14 +277,17 @@ class DecodeDuty:
 
 
 def _running(held: HeldRequest) -> RunningRequest:
-    """The samples of a request weigh as one: the KV of all that still grow, the longest output."""
+    """All answers that still grow, or will: their KV together, the longest output."""
     assert held.work is not None
     sequences = [answer.sequence for answer in held.answers]
+    growing = [sequence for sequence in sequences if sequence.ending is None]
+    reserved = held.hold.phase is Phase.RESERVED
     return RunningRequest(
         held.hold.request_id,
         held.hold.attempt,
-        sum(len(sequence.token_ids) for sequence in sequences if sequence.ending is None),
+        sum(len(sequence.token_ids) for sequence in growing),
         max(sequence.output_tokens for sequence in sequences),
         held.work.sampling.output_tokens_max,
-        committed=held.hold.phase is Phase.RUNNING,
+        committed=not reserved,
+        samples=held.work.sampling.samples if reserved else len(growing),
     )

@@ -1,47 +1,30 @@
 """The life of one request at prefill: the shell around `protocol.prefill` (DESIGN §3 steps 5 to 8)."""
 
-import asyncio
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 
-from cluster import subjects
-from cluster.errors import DisconnectedError, MoonpoolError, NoResponderError, ProtocolError
+from cluster.errors import MoonpoolError
 from cluster.messages import (
-    Accepted,
     Commit,
     FailedEntry,
     FinishEntry,
     ProgressEntry,
-    PromptPart,
     Refused,
-    Release,
-    Renew,
-    Reserve,
     Reserved,
     Submit,
     TokensEntry,
-    Work,
 )
 from cluster.tracing import TraceContext
 from kvhash import BLOCK_TOKENS
 from kvpool import NoBlocksError
 from kvtransfer import Peer, TransferError
 from policy.core import FinishReason, QueuedRequest, RequestId
-from protocol import parts, prefill
+from protocol import prefill
 from worker.handover import Handover
 from worker.node import Node
+from worker.placed_decode import PlacedDecode
 from worker.sequence import Sequence
-
-ANSWER_S_MAX = 5.0
-"""How long decode may take to answer a message."""
-AWAY_S_MAX = 2.0
-"""How long a message is offered again where nobody is there to take it."""
-AWAY_PAUSE_S = 0.2
-CONNECT_S_MAX = 5.0
-RELEASE_TRIES_MAX = 3
-"""A release nobody answers is given up after this; the reservation then ends by its time."""
 
 
 class PrefillRequest:
@@ -60,9 +43,8 @@ class PrefillRequest:
         self.sequence = sequence
         self._node = node
         self._work = submit.work
-        self._decode = submit.decode
+        self._decode = PlacedDecode(node, submit.work, submit.decode, trace)
         self._prompt = prompt
-        self._trace = trace
         self._adopt = adopt
         self._left = left
         self._ends_at_s = node.now_s() + submit.work.deadline_s
@@ -81,15 +63,18 @@ class PrefillRequest:
         return QueuedRequest(
             self._work.request_id,
             self._work.attempt,
-            self._decode,
+            self._decode.instance,
             len(self.sequence.token_ids) - context_tokens,
             context_tokens,
             self._work.sampling.output_tokens_max,
         )
 
     def blocks_to_take(self) -> int:
-        """Blocks that this request has still to allocate."""
-        return 0 if self.sequence.block_ids else self.sequence.blocks_needed() - self._cached_blocks()
+        """Blocks that this request has still to allocate; here it needs one more for each further sample."""
+        if self.sequence.block_ids:
+            return 0
+        further_samples = self._work.sampling.samples - 1 if self._state.local else 0
+        return self.sequence.blocks_needed() - self._cached_blocks() + further_samples
 
     def time_passed(self) -> None:
         if self._node.now_s() >= self._ends_at_s:
@@ -148,53 +133,32 @@ class PrefillRequest:
             case prefill.CommitLocally():
                 self._commit_locally()
             case prefill.SendRelease(generation):
-                self._node.spawn(self._release(generation), "release")
+                self._node.spawn(self._decode.release(generation), "release")
             case prefill.TellFailed(detail, at_decode, reason):
                 self._node.context.log.warning("prefill failed", **self._log_fields(detail))
-                culprit = self._decode if at_decode else None
+                culprit = self._decode.instance if at_decode else None
                 work = self._work
                 self._tell(FailedEntry(work.request_id, work.attempt, True, detail, culprit, reason))
             case prefill.Free():
                 self._begin_free()
 
     async def _reserve(self) -> None:
+        decode = self._decode
         try:
-            work = await self._send_parts()
-            answer = await self._request(Reserve(work, self._node.context.instance, self._ttl_s()))
-            if isinstance(answer, Refused):
-                self.feed(prefill.ReserveRefused(answer.reason, answer.detail))
-                return
-            if not isinstance(answer, Reserved):
-                raise ProtocolError(f"reserve was answered by {type(answer).__name__}")
+            answer = await decode.reserve(self._prompt, self._ends_at_s)
         except MoonpoolError as error:
-            self.feed(prefill.Failed(f"reserve at {self._decode}: {error}", at_decode=True))
+            self.feed(prefill.Failed(f"reserve at {decode.instance}: {error}", at_decode=True))
+            return
+        if isinstance(answer, Refused):
+            self.feed(prefill.ReserveRefused(answer.reason, answer.detail))
             return
         try:
-            self._peer = await self._connect()
+            self._peer = await decode.connect()
         except (MoonpoolError, TransferError) as error:
-            self.feed(prefill.Failed(f"connect to {self._decode}: {error}", at_decode=True))
-            await self._release(answer.generation)
+            self.feed(prefill.Failed(f"connect to {decode.instance}: {error}", at_decode=True))
+            await decode.release(answer.generation)
             return
         self.feed(prefill.ReserveAccepted(answer))
-
-    async def _send_parts(self) -> Work:
-        """The work as decode gets it: a long prompt goes ahead in parts."""
-        work = self._work
-        prompt_parts = parts.split(self._prompt)
-        for index, token_ids in enumerate(prompt_parts):
-            part = PromptPart(work.request_id, work.attempt, index, len(prompt_parts), token_ids)
-            answer = await self._request(part)
-            if not isinstance(answer, Accepted):
-                raise ProtocolError(f"part {index} of the prompt was not accepted: {answer}")
-        inline = b"" if prompt_parts else self._prompt
-        left_s = max(0.001, self._ends_at_s - self._node.now_s())
-        return replace(work, prompt_token_ids=inline, prompt_parts=len(prompt_parts), deadline_s=left_s)
-
-    async def _connect(self) -> Peer:
-        record = self._node.context.registry.instances.get(self._decode)
-        if record is None or record.transfer is None:
-            raise ProtocolError("the instance is not registered with a transfer endpoint")
-        return await self._node.endpoint.connect(record.transfer, timeout_s=CONNECT_S_MAX)
 
     def _compute(self, reserved: Reserved | None) -> None:
         """Blocks first; then what is cached leaves at once, and what is computed as its layers are done."""
@@ -217,9 +181,8 @@ class PrefillRequest:
         self._node.steps.add(sequence)
 
     async def _renew(self, generation: int) -> None:
-        work = self._work
         try:
-            answer = await self._request(Renew(work.request_id, work.attempt, generation, self._ttl_s()))
+            answer = await self._decode.renew(generation)
         except MoonpoolError as error:
             self._node.context.log.info("renew unanswered", **self._log_fields(str(error)))
             return
@@ -240,7 +203,7 @@ class PrefillRequest:
         try:
             done = await self._handover.finish()
         except TransferError as error:
-            self.feed(prefill.Failed(f"handover to {self._decode}: {error}", at_decode=True))
+            self.feed(prefill.Failed(f"handover to {self._decode.instance}: {error}", at_decode=True))
             return
         self._node.metrics.handover_wait_s.observe(self._node.now_s() - started_s)
         self._node.metrics.handover_bytes.inc(done.bytes_written)
@@ -260,7 +223,7 @@ class PrefillRequest:
             next(iter(self.sequence.logprobs_of(self.sequence.output_tokens - 1)), None),
         )
         try:
-            answer = await self._request(commit)
+            answer = await self._decode.commit(commit)
         except MoonpoolError as error:
             self.feed(prefill.CommitUnanswered(str(error)))
             return
@@ -276,15 +239,6 @@ class PrefillRequest:
             self._leave()
         else:
             self._begin_free()
-
-    async def _release(self, generation: int) -> None:
-        work = self._work
-        for _ in range(RELEASE_TRIES_MAX):
-            try:
-                await self._request(Release(work.request_id, work.attempt, generation))
-                return
-            except MoonpoolError as error:
-                self._node.context.log.info("release unanswered", **self._log_fields(str(error)))
 
     def _begin_free(self) -> None:
         self._node.steps.leave(self.sequence)
@@ -306,24 +260,6 @@ class PrefillRequest:
 
     def _tell(self, entry: ProgressEntry | TokensEntry | FinishEntry | FailedEntry) -> None:
         self._node.outbox.put(self._work.gateway, entry)
-
-    async def _request(self, body: object) -> object:
-        """Where the bus or decode is away it may be reconnecting: asked again for AWAY_S_MAX, so that one
-        short outage does not use up all tries. Raises as `Bus.request` does."""
-        away_until_s = self._node.now_s() + AWAY_S_MAX
-        trace = self._trace.child() if self._trace else None
-        while True:
-            try:
-                return await self._node.context.bus.request(
-                    subjects.instance(self._decode), body, timeout_s=ANSWER_S_MAX, trace=trace
-                )
-            except (DisconnectedError, NoResponderError):
-                if self._node.now_s() >= away_until_s:
-                    raise
-            await asyncio.sleep(AWAY_PAUSE_S)
-
-    def _ttl_s(self) -> float:
-        return self._node.config.reservation_ttl_s
 
     def _cached_blocks(self) -> int:
         return self._node.pool.match(self.sequence.reusable_hashes)

@@ -144,6 +144,10 @@ class TestPredictedLoad:
         assert load.kv_tokens == 160 + 160 + 1000
         assert load.blocks_pending == 11 + 64
 
+    def test_every_sample_that_grows_is_one_more_in_a_step(self):
+        view = view_of(prefill("p1"), decode("d1", replace(running("r"), samples=4), running("s")))
+        assert decode_loads(view)[D1].requests == 5
+
 
 @given(
     st.lists(

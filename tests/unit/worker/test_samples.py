@@ -77,6 +77,8 @@ async def test_a_reservation_covers_the_first_step_of_every_sample(pair: Workers
     assert isinstance(answer, Reserved)
     assert pair.apps["d"].load().blocks_in_use == 3 + SAMPLES
     assert len(answer.block_ids) == 3 * 4
+    (listed,) = pair.apps["d"].load().running
+    assert (listed.samples, listed.kv_tokens, listed.committed) == (SAMPLES, 40, False)
     await pair.ear.ask("d", Cancel(R, 0))
     await pair.quiet()
 
@@ -188,6 +190,10 @@ async def test_what_is_not_drained_is_handed_back_once(pair: Workers) -> None:
 async def test_more_samples_than_a_batch_takes_take_turns(tiny: Path) -> None:
     async with workers(tiny, COUPLED, batch_requests_max=2) as one:
         await one.submit("r", prompt(40), TOKENS, at=("w", "w"), sampling=sampled(samples=7))
+        await one.ear.wait(lambda: one.ear.answer("r", sample=6))
+        (listed,) = one.apps["w"].load().running
+        assert listed.samples == 7
+        assert listed.kv_tokens > 7 * 40
         answers = await one.ear.wait_answers("r", 7)
         assert answers == [sampled_answer(tiny, prompt(40), sampled(samples=7), n) for n in range(7)]
 
