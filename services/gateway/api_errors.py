@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from cluster.errors import MoonpoolError
 from gateway.api_types import ErrorBody, ErrorObject
+from policy.core import STRUCTURE_FIELD
 from protocol.answer import Fail, FailureKind
 
 REJECTED_REASON_HEADER = "x-moonpool-rejected-reason"
@@ -89,7 +90,11 @@ def invalid(param: str | None, message: str, code: str | None = None) -> ApiErro
     return ApiError(INVALID, message, param=param, code=code)
 
 
-def of_failure(failure: Fail) -> ApiError:
-    """What the client is told of an answer that failed in the cluster."""
+def of_failure(failure: Fail, structure_param: str | None) -> ApiError:
+    """What the client is told of an answer that failed in the cluster. `structure_param` is what it called
+    the form that the answer is held to."""
     kind = _KIND_OF_FAILURE[failure.kind]
+    if structure_param is not None and kind is INVALID and failure.detail.startswith(STRUCTURE_FIELD):
+        message = structure_param + failure.detail.removeprefix(STRUCTURE_FIELD)
+        return ApiError(kind, message, param=structure_param, reason=failure.reason)
     return ApiError(kind, failure.detail, reason=failure.reason, retry_after_s=failure.retry_after_s)

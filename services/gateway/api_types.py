@@ -6,7 +6,7 @@ neither a field here nor in one of the NEUTRAL tables does not exist.
 
 from typing import Annotated, Literal
 
-from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 Neutral = dict[str, tuple[object, ...]]
 """Parameters that are not supported yet, with the values at which they ask for nothing."""
@@ -23,6 +23,40 @@ class StreamOptions(Struct, forbid_unknown_fields=True):
 
 class TextPart(Struct, forbid_unknown_fields=True, tag_field="type", tag="text"):
     text: str
+
+
+class TextFormat(Struct, forbid_unknown_fields=True, tag_field="type", tag="text"):
+    pass
+
+
+class JsonObjectFormat(Struct, forbid_unknown_fields=True, tag_field="type", tag="json_object"):
+    pass
+
+
+class JsonSchema(Struct, forbid_unknown_fields=True):
+    """The answer is held to the schema whatever `strict` says."""
+
+    schema: Raw
+    name: str | None = None
+    description: str | None = None
+    strict: bool | None = None
+
+
+class JsonSchemaFormat(Struct, forbid_unknown_fields=True, tag_field="type", tag="json_schema"):
+    json_schema: JsonSchema
+
+
+ResponseFormat = TextFormat | JsonObjectFormat | JsonSchemaFormat
+
+
+class StructuredOutputs(Struct, forbid_unknown_fields=True):
+    """vLLM's form of it; one of these is given."""
+
+    json: Raw = Raw()
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
 
 
 Nothing = Annotated[list[None], Meta(max_length=0)] | None
@@ -65,6 +99,12 @@ class GenerationRequest(Struct, kw_only=True):
     ignore_eos: bool | None = None
     return_token_ids: bool | None = None
     user: str | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: Raw = Raw()
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
 
 
 class ChatRequest(GenerationRequest, kw_only=True):
@@ -77,14 +117,9 @@ class CompletionRequest(GenerationRequest, kw_only=True):
 
 
 _GENERATION_NEUTRAL: Neutral = {
-    "guided_choice": (None,),
-    "guided_grammar": (None,),
-    "guided_json": (None,),
-    "guided_regex": (None,),
     "metadata": (None, {}),
     "n": (None, 1),
     "priority": (None, 0),
-    "response_format": (None, {"type": "text"}),
     "service_tier": (None, "auto", "default"),
     "skip_special_tokens": (None, True),
 }

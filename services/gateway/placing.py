@@ -55,6 +55,8 @@ class Order:
     prompt: Prompt
     sampling: SamplingParams
     trace: TraceContext
+    structure_param: str | None = None
+    """What the client called `sampling.structure`."""
 
 
 def schedule_request(

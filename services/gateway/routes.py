@@ -200,6 +200,7 @@ class Api:
             prompt=prompt,
             sampling=sampling,
             trace=call.trace,
+            structure_param=generation.structure.param if generation.structure else None,
         )
         text = AnswerText(
             self._model.token_bytes,

@@ -155,7 +155,7 @@ class RunningRequest:
             case answer.Complete(reason, output_tokens):
                 self._complete(reason, output_tokens)
             case answer.Fail():
-                self.outbox.end(of_failure(effect))
+                self.outbox.end(of_failure(effect, self.order.structure_param))
             case _:
                 assert_never(effect)
 

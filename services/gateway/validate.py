@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from gateway.api_errors import MODEL_NOT_FOUND, ApiError, invalid
 from gateway.api_types import ChatRequest, CompletionRequest, GenerationRequest
 from gateway.ranges import check_count, check_range, check_token_ids, in_range, shown
+from gateway.structure import NamedStructure, structure_of
 from policy.core import SamplingParams
 from policy.sampling_limits import (
     LOGIT_BIAS_ENTRIES_MAX,
@@ -67,6 +68,7 @@ class Generation:
     seed: int | None
     stop: tuple[str, ...]
     stop_token_ids: tuple[int, ...]
+    structure: NamedStructure | None
 
 
 def check_model(name: str, limits: ModelLimits) -> None:
@@ -133,6 +135,7 @@ def sampling(
         presence_penalty=generation.presence_penalty,
         frequency_penalty=generation.frequency_penalty,
         logit_bias=generation.logit_bias,
+        structure=generation.structure.spec if generation.structure else None,
     )
 
 
@@ -194,6 +197,7 @@ def _check(
         seed=_seed(request.seed),
         stop=_stop_strings(request.stop),
         stop_token_ids=tuple(dict.fromkeys((*end_token_ids, *client_stop_ids))),
+        structure=structure_of(request),
     )
 
 

@@ -155,7 +155,6 @@ def test_everything_given_is_taken() -> None:
         ({"min_p": -0.1}, "min_p"),
         ({"logprobs": True}, "logprobs"),
         ({"tools": [{"type": "function"}]}, "tools"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"logit_bias": {"5": 100.5}}, "logit_bias"),
         ({"logit_bias": {"50": 1}}, "logit_bias"),
         ({"logit_bias": {"-1": 1}}, "logit_bias"),
