@@ -3,6 +3,7 @@
 #
 #   make up      start everything and serve the default model (Ctrl-C stops it)
 #   make test    all tests
+#   make gpu     where an NVIDIA GPU is: its tests, then the attention benchmark (under 8 minutes)
 #   make check   lint, format, types, import rules
 #   make clean   remove the virtual environment and the caches of the tools
 
@@ -27,7 +28,7 @@ PIP     := $(VENV)/bin/python -m pip --disable-pip-version-check
 STAMP   := $(VENV)/.installed
 SOURCES := libs services cli
 
-.PHONY: up test check format clean
+.PHONY: up test gpu check format clean
 .DELETE_ON_ERROR:
 
 up: $(STAMP)-local
@@ -36,6 +37,10 @@ up: $(STAMP)-local
 
 test: $(STAMP)-test
 	$(VENV)/bin/python -m pytest $(ARGS)
+
+gpu: $(STAMP)-test
+	$(VENV)/bin/python -m pytest -m gpu tests/gpu $(ARGS)
+	$(VENV)/bin/moonpool bench attention
 
 check: $(STAMP)-dev
 	$(VENV)/bin/ruff check .

@@ -1,6 +1,6 @@
 """`moonpool bench NAME`: measurements, all printed in one form (DESIGN §10)."""
 
 from moonpool.arguments import CommandGroup
-from moonpool.benchmarks import engine, prefix
+from moonpool.benchmarks import attention, engine, prefix
 
-GROUP = CommandGroup("bench", "measure something", (prefix.COMMAND, engine.COMMAND))
+GROUP = CommandGroup("bench", "measure something", (prefix.COMMAND, engine.COMMAND, attention.COMMAND))

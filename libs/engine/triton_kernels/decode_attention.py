@@ -30,7 +30,7 @@ from engine.triton_kernels.common import (
 
 PROGRAMS_PER_MULTIPROCESSOR = 8
 """Two are resident at a time: four waves, so that the last one costs little."""
-ITEM_TOKENS_MIN = 256
+ITEM_TOKENS_MIN = 128
 """Shorter items would write and read partial results for too little context."""
 QUERY_ROWS_MIN = 16
 """The smallest tile of a tensor core; a smaller group of query heads is padded to it."""
