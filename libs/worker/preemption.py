@@ -86,11 +86,15 @@ class Preempted:
         """Give the first one its blocks, where there is room for one more than it needs, unless that is
         more than there are. False: it goes on waiting, or left meanwhile."""
         spare_blocks = 1 if sequence.blocks_needed() < self._pool.stats().blocks else 0
-        swapped = self._swapped.get(sequence)
+        lacking_blocks = sequence.blocks_needed() - self._pool.match(sequence.reusable_hashes)
+        if lacking_blocks + spare_blocks > self._pool.available():
+            # Asked again after every step: nothing is pinned, and made to look used, in vain.
+            return False
         try:
             sequence.take_blocks(self._pool, spare_blocks)
         except NoBlocksError:
             return False
+        swapped = self._swapped.get(sequence)
         sequence.give_back_spare(self._pool)
         if swapped is not None and sequence.stored_blocks >= swapped.first_block:
             await self._swap_in(sequence, swapped)

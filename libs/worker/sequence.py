@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -13,27 +12,9 @@ from kvhash import BLOCK_TOKENS, BlockHash, Namespace, block_hashes, extend, unp
 from kvpool import BlockPool
 from policy.core import FinishReason, RequestId, TokenLogprobs
 from worker.kept_logprobs import pack_logprobs, unpack_logprobs
+from worker.owner import Owner
 
 Int32Array = npt.NDArray[np.int32]
-
-
-class Owner(Protocol):
-    """The duty behind a sequence; called in the event loop, at most once a step each."""
-
-    def layer_done(self, layer: int, computed_tokens: int, last_layer: bool) -> None:
-        """KV of `layer` is in the arena for all tokens before `computed_tokens`."""
-
-    def chunk_done(self, computed_tokens: int) -> None:
-        """The prompt's KV is computed before `computed_tokens`, and more is to come."""
-
-    def token_sampled(self, token_id: int, ending: FinishReason | None) -> None:
-        """One more token; with `ending` the sequence has left the loop."""
-
-    def tokens_forced(self, token_ids: tuple[int, ...], ending: FinishReason | None) -> None:
-        """More tokens that nobody sampled; with `ending` the sequence has left the loop."""
-
-    def failed(self, detail: str) -> None:
-        """The engine could not go on; the sequence has left the loop."""
 
 
 @dataclass(slots=True, eq=False)
