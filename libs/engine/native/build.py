@@ -19,6 +19,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import torch
+
 from engine.errors import EngineError
 
 COMPILE_S_MAX = 120.0
@@ -74,17 +76,20 @@ def build_library(cache_folder: Path, *, extra_flags: tuple[str, ...] = ()) -> P
 
 
 def loaded_openmp_runtime() -> Path:
-    """The libgomp that is mapped into this process; importing torch has brought it."""
+    """The libgomp that torch computes with: its own, or the only one in the process."""
     try:
         maps = Path("/proc/self/maps").read_text(encoding="utf-8")
     except OSError as error:
         raise NativeUnavailableError(f"the native kernels need Linux: {error}") from error
     mapped = {Path(fields[5]) for line in maps.splitlines() if len(fields := line.split(maxsplit=5)) == 6}
     runtimes = sorted(path for path in mapped if path.name.startswith(("libgomp", "libomp", "libiomp")))
-    if len(runtimes) != 1 or not runtimes[0].name.startswith("libgomp"):
-        names = ", ".join(map(str, runtimes)) or "none"
+    # Other packages may have brought a second one; the linker binds our library to the first by its name.
+    torch_folder = Path(torch.__file__).resolve().parent / "lib"
+    candidates = [path for path in runtimes if path.parent == torch_folder] or runtimes
+    if len(candidates) != 1 or not candidates[0].name.startswith("libgomp"):
+        names = ", ".join(map(str, candidates)) or "none"
         raise NativeUnavailableError(f"torch must have loaded one OpenMP runtime, libgomp, not {names}")
-    return runtimes[0]
+    return candidates[0]
 
 
 def _find_compiler() -> Path:

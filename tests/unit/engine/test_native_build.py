@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-import torch  # noqa: F401  (brings the OpenMP runtime that the kernels link to)
 
 from engine.native import build
 from engine.native.build import NativeUnavailableError, build_library, loaded_openmp_runtime
