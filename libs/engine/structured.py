@@ -141,8 +141,8 @@ class CompiledStructure:
 
 
 def shortened(explanation: str) -> str:
-    """llguidance's explanation without its drawings of the parser's state."""
-    text = explanation.split("\n<", 1)[0].strip()
+    """llguidance's explanation in one line, without its drawings of the parser's state."""
+    text = " ".join(explanation.split("\n<", 1)[0].split())
     return text if len(text) <= DETAIL_CHARS_MAX else text[: DETAIL_CHARS_MAX - 1] + "…"
 
 
