@@ -29,7 +29,7 @@ class StepLimits:
 class PrefillWork:
     """`new_tokens` still to compute, at least 1; the blocks for them are allocated.
 
-    `waited_steps`: how many steps there were since it came or since it was last in one.
+    `waited_steps`: how many steps there were since it came, or since it was last in one.
     """
 
     request_id: RequestId
@@ -42,12 +42,13 @@ class DecodeWork:
     """A sequence that has its prompt behind it. `new_tokens` is 1, or more where tokens were forced.
 
     `blocks_needed`: blocks to allocate before all of them can be written, copies of shared blocks included.
+    `turn`: its place among all parts of all steps so far, when it was last in one.
     """
 
     request_id: RequestId
     blocks_needed: int = 0
     new_tokens: int = 1
-    waited_steps: int = 0
+    turn: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,8 @@ class StepPart:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """`preempted`, the latest arrival first, give their blocks back before the decodes get theirs."""
+    """Parts in the order in which they take their turns. `preempted`, the latest arrival first, give their
+    blocks back before the decodes get theirs."""
 
     decodes: tuple[StepPart, ...]
     prefills: tuple[StepPart, ...]
@@ -70,16 +72,16 @@ class StepPlan:
 def plan_step(
     waiting: Sequence[PrefillWork], running: Sequence[DecodeWork], free_blocks: int, limits: StepLimits
 ) -> StepPlan:
-    """All running decodes first, prefill chunks in what is left of the limits; both in arrival order.
+    """All running decodes first, prefill chunks in what is left of the limits; both given in arrival order.
 
     `free_blocks` counts evictable ones. Where they do not suffice, the latest arrivals among `running`
     are preempted. Each of them closes the gap by at least one block: either it needed one itself, or
     its last block is partial and its own. A lone sequence too large for the pool is preempted too:
     whoever admits requests keeps such a one out.
 
-    Where more decodes run than a step takes, those go that waited longest: `r` of them with `l` places each
-    have their turn within ceil(r / l) steps, and a prefill that waited PREFILL_WAIT_STEPS_MAX takes one place
-    of one step from them.
+    Where more decodes run than a step takes, those go whose turn was longest ago: of `r` with `l` places each
+    is in one of any ceil(r / l) steps. A prefill that waited PREFILL_WAIT_STEPS_MAX takes one place of one
+    step from them.
     """
     kept = _kept(running, free_blocks)
     decodes = _decodes(running[:kept], waiting, limits)
@@ -104,11 +106,10 @@ def _kept(running: Sequence[DecodeWork], free_blocks: int) -> int:
 def _decodes(
     running: Sequence[DecodeWork], waiting: Sequence[PrefillWork], limits: StepLimits
 ) -> tuple[StepPart, ...]:
-    """One token for each that has a place, then the forced ones of the earliest arrivals."""
+    """One token for each that has a place, then the forced ones of those that come first."""
     left_to_prefill = 1 if waiting and waiting[0].waited_steps >= PREFILL_WAIT_STEPS_MAX else 0
     places = min(limits.tokens_max, limits.requests_max) - left_to_prefill
-    by_wait = sorted(range(len(running)), key=lambda place: -running[place].waited_steps)
-    chosen = [running[place] for place in sorted(by_wait[:places])]
+    chosen = sorted(running, key=lambda work: work.turn)[:places]
     spare_tokens = limits.tokens_max - left_to_prefill - len(chosen)
     parts: list[StepPart] = []
     for work in chosen:

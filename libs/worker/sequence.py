@@ -55,7 +55,9 @@ class Sequence:
     arrival: int = 0
     """Its place among all that came to the step loop."""
     last_step: int = 0
-    """The number of the last step it was in."""
+    """The number of the last step it was in, or of the last before it came."""
+    turn: int = 0
+    """Its place among all parts of all steps, when it was last in one."""
     kept_logprobs: list[bytes | None] = field(default_factory=list)
     """Where they are wanted, packed, of each token that this attempt appended; None where it was not
     drawn."""

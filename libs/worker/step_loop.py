@@ -61,6 +61,7 @@ class StepLoop:
         self._wake = asyncio.Event()
         self._arrivals = 0
         self._steps = 0
+        self._turns = 0
         self.prefill_tokens_total = 0
         self.decode_tokens_total = 0
 
@@ -143,7 +144,7 @@ class StepLoop:
                 place,
                 sequence.blocks_to_allocate(self._pool, sequence.new_tokens),
                 sequence.new_tokens,
-                self._steps - sequence.last_step,
+                sequence.turn,
             )
             for place, sequence in places.items()
             if sequence.decodes
@@ -192,6 +193,8 @@ class StepLoop:
     async def _step(self, rows: list[Row]) -> None:
         self._steps += 1
         for row in rows:
+            self._turns += 1
+            row.sequence.turn = self._turns
             row.sequence.last_step = self._steps
         async with self._touching(row.sequence for row in rows):
             try:

@@ -25,8 +25,8 @@ def prefill(name: str, new_tokens: int, waited_steps: int = 0) -> PrefillWork:
     return PrefillWork(RequestId(name), new_tokens, waited_steps)
 
 
-def decode(name: str, blocks_needed: int = 0, new_tokens: int = 1, waited_steps: int = 0) -> DecodeWork:
-    return DecodeWork(RequestId(name), blocks_needed, new_tokens, waited_steps)
+def decode(name: str, blocks_needed: int = 0, new_tokens: int = 1, turn: int = 0) -> DecodeWork:
+    return DecodeWork(RequestId(name), blocks_needed, new_tokens, turn)
 
 
 def names(parts: tuple[StepPart, ...]) -> list[str]:
@@ -70,10 +70,10 @@ def test_forced_tokens_come_after_every_decodes_own_and_before_prefill():
     assert plan_step([prefill("p", 5)], running, 0, StepLimits(20, 8)).prefills == (StepPart("p", 5),)
 
 
-def test_more_decodes_than_places_take_turns_by_how_long_they_waited():
-    running = [decode("a"), decode("b", waited_steps=1), decode("c", waited_steps=2), decode("d")]
+def test_more_decodes_than_places_take_turns() -> None:
+    running = [decode("a", turn=7), decode("b", turn=5), decode("c", turn=6), decode("d", turn=8)]
     assert names(plan_step([], running, 0, StepLimits(100, 2)).decodes) == ["b", "c"]
-    assert names(plan_step([], running, 0, StepLimits(3, 100)).decodes) == ["a", "b", "c"]
+    assert names(plan_step([], running, 0, StepLimits(3, 100)).decodes) == ["b", "c", "a"]
 
 
 @pytest.mark.parametrize("limits", [StepLimits(100, 2), StepLimits(2, 100), StepLimits(1, 1)])
@@ -134,6 +134,7 @@ class Life:
     prompt_tokens: int
     output_tokens: int
     last_step: int = 0
+    turn: int = 0
     first_token_at: int | None = None
     ended_at: int | None = None
 
@@ -145,6 +146,7 @@ class Life:
 def simulate(lives: list[Life], limits: StepLimits, steps_max: int) -> list[StepPlan]:
     """Plans until all have ended; blocks are plenty."""
     plans: list[StepPlan] = []
+    turns = 0
     while any(life.works for life in lives):
         now = len(plans)
         assert now < steps_max, "somebody starves"
@@ -152,15 +154,14 @@ def simulate(lives: list[Life], limits: StepLimits, steps_max: int) -> list[Step
         for life in here:
             life.last_step = max(life.last_step, life.arrives_at)
         waiting = [prefill(s.name, s.prompt_tokens, now - s.last_step) for s in here if s.prompt_tokens]
-        running = [decode(s.name, waited_steps=now - s.last_step) for s in here if not s.prompt_tokens]
+        running = [decode(s.name, turn=s.turn) for s in here if not s.prompt_tokens]
         plan = plan_step(waiting, running, 100, limits)
-        parts = {part.request_id: part.tokens for part in plan.decodes + plan.prefills}
-        for life in here:
-            tokens = parts.get(RequestId(life.name), 0)
-            if not tokens:
-                continue
-            life.last_step = now + 1
-            life.prompt_tokens = max(0, life.prompt_tokens - tokens)
+        life_of = {life.name: life for life in here}
+        for part in plan.decodes + plan.prefills:
+            life = life_of[part.request_id]
+            turns += 1
+            life.turn, life.last_step = turns, now + 1
+            life.prompt_tokens = max(0, life.prompt_tokens - part.tokens)
             if not life.prompt_tokens:
                 life.first_token_at = now if life.first_token_at is None else life.first_token_at
                 life.output_tokens -= 1
@@ -218,5 +219,10 @@ def test_decodes_beyond_the_limit_all_have_their_turn(sequences, places):
         if life.ended_at <= last_begun:
             continue
         served = [n for n, plan in enumerate(plans) if n > last_begun and life.name in names(plan.decodes)]
-        gaps = [after - before for before, after in pairwise(served)]
-        assert all(gap <= turns for gap in gaps)
+        assert all(after - before <= turns for before, after in pairwise(served))
+    both = [life for life in lives if life.ended_at > last_begun]
+    first_end = min((life.ended_at for life in both), default=0)
+    shares = [
+        sum(life.name in names(plan.decodes) for plan in plans[last_begun + 1 : first_end]) for life in both
+    ]
+    assert not shares or max(shares) - min(shares) <= 1

@@ -44,3 +44,30 @@ async def test_who_left_hears_nothing_of_the_step_under_way() -> None:
         other = bench.add("s", [2] * 20, 5)
         await other.expect_answer()
         assert len(listener.token_ids) == heard
+
+
+async def test_a_full_batch_does_not_keep_a_new_prompt_out() -> None:
+    async with running(blocks=64, limits=StepLimits(64, 2)) as bench:
+        running_ones = [bench.add(f"r{n}", [n] * 20, 200) for n in range(2)]
+        for listener in running_ones:
+            await listener.begun.wait()
+        new = bench.add("new", [7] * 20, 5)
+        await new.expect_answer()
+        assert not any(listener.ended.is_set() for listener in running_ones)
+        for listener in running_ones:
+            await listener.expect_answer()
+
+
+async def test_more_sequences_than_places_advance_together() -> None:
+    async with running(blocks=64, limits=StepLimits(64, 2)) as bench:
+        listeners = [bench.add(f"r{n}", [n] * 20, 60) for n in range(5)]
+        for listener in listeners:
+            await listener.begun.wait()
+        started = [len(listener.token_ids) for listener in listeners]
+        await listeners[0].expect_answer()
+        advanced = [
+            len(listener.token_ids) - before for listener, before in zip(listeners, started, strict=True)
+        ]
+        assert max(advanced[1:]) - min(advanced[1:]) <= 1
+        for listener in listeners:
+            await listener.expect_answer()
