@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from resident import Resident, ResidentError
+from benchmarks.resident import Resident, ResidentError
 
 from engine.model_folder import ModelConfig
 from engine.models import resolve_model
