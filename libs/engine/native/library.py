@@ -34,8 +34,9 @@ class NativeLibrary:
         """Outputs in a panel of a packed weight; a pair of matrices takes half of it each."""
         self.pack = kernel("pack", pointer, size, size, size, size, flag, flag, pointer)
         self.pack_bias = kernel("pack_bias", pointer, size, size, flag, flag, pointer)
+        self.pack_int8 = kernel("pack_int8", pointer, size, size, size, size, flag, flag, pointer, pointer)
         self.linear = kernel(
-            "linear", pointer, size, size, pointer, pointer, size, size, flag, flag, pointer, size
+            "linear", pointer, size, size, *(pointer,) * 4, size, size, flag, flag, pointer, size
         )
         self.rms_norm = kernel("rms_norm", pointer, size, size, size, size, size, pointer, c_float, pointer)
         self.add_rms_norm = kernel(

@@ -13,6 +13,7 @@ from torch import Tensor
 from engine.native.build import build_library
 from engine.native.library import NativeLibrary
 from engine.native.native_ops import NativeOps
+from engine.native.packing import WeightDtype, WeightPacker
 from engine.native.weight_store import WeightStore
 from engine.ops import StepTensors
 from engine.torch_ops import TorchOps
@@ -36,7 +37,11 @@ def ops(
     libraries: dict[str, NativeLibrary],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> NativeOps:
-    return NativeOps(libraries[request.param], WeightStore(tmp_path_factory.mktemp("weights")))
+    return _ops(libraries[request.param], tmp_path_factory.mktemp("weights"))
+
+
+def _ops(library: NativeLibrary, folder: Path, weight_dtype: WeightDtype = WeightDtype.FLOAT32) -> NativeOps:
+    return NativeOps(library, WeightPacker(library, WeightStore(folder), weight_dtype))
 
 
 @pytest.fixture(params=[1, 2], ids=["1-thread", "2-threads"])
@@ -124,6 +129,55 @@ class TestLinear:
     def test_half_precision_weights_are_widened(self, ops: NativeOps) -> None:
         weight = _random(33, 40).bfloat16()
         _close(ops.linear(_random(3, 40), ops.pack([weight])), _random(3, 40).double() @ weight.double().T)
+
+
+@pytest.fixture(scope="module")
+def int8_ops(ops: NativeOps, tmp_path_factory: pytest.TempPathFactory) -> NativeOps:
+    return _ops(ops._library, tmp_path_factory.mktemp("weights"), WeightDtype.INT8)
+
+
+class TestInt8Weights:
+    """Compared with the same product of the rounded weights: rounding itself is tested apart."""
+
+    @settings(max_examples=EXAMPLES)
+    @given(
+        count=st.integers(1, 45),
+        in_features=st.integers(1, 90),
+        outs=st.lists(st.integers(1, 75), min_size=1, max_size=3),
+        with_bias=st.booleans(),
+    )
+    def test_any_size_and_any_parts(
+        self, int8_ops: NativeOps, count: int, in_features: int, outs: list[int], with_bias: bool
+    ) -> None:
+        parts = [_random(out, in_features, seed=i) for i, out in enumerate(outs)]
+        biases = [_random(out, seed=9 + i) for i, out in enumerate(outs)]
+        rows = _random(count, in_features)
+        expected = rows.double() @ torch.cat([_rounded(part) for part in parts]).T
+        if with_bias:
+            expected += torch.cat(biases).double()
+        _close(int8_ops.linear(rows, int8_ops.pack(parts, biases if with_bias else None)), expected)
+
+    @pytest.mark.parametrize("count", [1, 5, 40])
+    @pytest.mark.parametrize(("in_features", "out"), [(64, 64), (63, 37)])
+    def test_gate_and_up(self, int8_ops: NativeOps, count: int, in_features: int, out: int) -> None:
+        gate, up = _random(out, in_features), _random(out, in_features, seed=2)
+        rows = _random(count, in_features, seed=3)
+        gated = torch.nn.functional.silu(rows.double() @ _rounded(gate).T)
+        _close(
+            int8_ops.gated_linear(rows, int8_ops.pack([gate, up])), gated * (rows.double() @ _rounded(up).T)
+        )
+
+    def test_rounding_is_within_half_a_step_of_each_output(self, int8_ops: NativeOps) -> None:
+        weight = _random(40, 30) * torch.logspace(-6, 6, 40).unsqueeze(1)
+        weight[7] = 0.0
+        product = int8_ops.linear(torch.eye(30), int8_ops.pack([weight])).T
+        steps = weight.abs().amax(1, keepdim=True) / 127
+        assert bool(((product - weight).abs() <= steps * 0.5001).all())
+
+
+def _rounded(weight: Tensor) -> Tensor:
+    step = weight.double().abs().amax(1, keepdim=True) / 127
+    return (weight.double() / step).round() * step
 
 
 class TestRowOperations:
@@ -311,7 +365,7 @@ class TestSharedWeights:
         self, libraries: dict[str, NativeLibrary], tmp_path: Path
     ) -> None:
         parts, rows = [_random(600, 500), _random(200, 500, seed=3)], _random(3, 500)
-        first, second = (NativeOps(libraries["native"], WeightStore(tmp_path)) for _ in range(2))
+        first, second = (_ops(libraries["native"], tmp_path) for _ in range(2))
         packed = first.pack(parts)
         again = second.pack([part.clone() for part in parts])
         assert len(list(tmp_path.iterdir())) == 1
@@ -321,7 +375,7 @@ class TestSharedWeights:
     def test_other_numbers_or_another_cut_is_another_weight(
         self, libraries: dict[str, NativeLibrary], tmp_path: Path
     ) -> None:
-        ops = NativeOps(libraries["native"], WeightStore(tmp_path))
+        ops = _ops(libraries["native"], tmp_path)
         matrix = _random(800, 500)
         changed = matrix.clone()
         changed[799, 499] += 1

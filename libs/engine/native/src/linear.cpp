@@ -1,35 +1,21 @@
 // Products with packed weights: rows [n, in] times a matrix [out, in], with bias, and the gated pair.
 //
-// A weight is packed once into panels of PANEL outputs, depth-major, so that every product, from one row
-// to thousands, reads it front to back. Two matrices packed as a pair share panels half and half: then
-// gate and up of the same outputs meet in one set of registers.
-//
 // Each output is summed by one thread in one order, so results do not depend on the number of threads.
 
 #include <algorithm>
 
-#include "product.h"
 #include "threads.h"
+#include "weight.h"
 
 namespace moonpool {
 namespace {
-
-constexpr int HALF_VECTORS = PANEL_VECTORS / 2;
-constexpr int HALF = PANEL / 2;
 
 // Rows are repacked in blocks of about this size: they stay in the L2 cache while panels pass by.
 constexpr int64_t BLOCK_BYTES = 1 << 20;
 // How far before its use a weight is fetched when nothing else hides the memory's latency.
 constexpr int64_t FETCH_AHEAD_FLOATS = 512;
-
-struct Weight {
-    const float* panels;
-    const float* bias;  // in panel order, or null
-    int64_t in, out;
-    bool paired;
-    int64_t half_out() const { return out / 2; }
-    int64_t panel_count() const { return paired ? (half_out() + HALF - 1) / HALF : (out + PANEL - 1) / PANEL; }
-};
+// With so many tiles of rows it pays to turn a panel of quads into floats once.
+constexpr int64_t EXPANDED_TILES_MIN = 3;
 
 struct Output {
     float* rows;
@@ -80,26 +66,36 @@ struct Fetch {
     int64_t step;
 };
 
-// One tile of rows (depth-major, as transpose_rows leaves it) times one panel.
+// sums · scales + bias
 template <int ROWS>
-void multiply_tile(const float* tile, const Weight& weight, const Output& output, int64_t first_row,
-                   int64_t panel, Fetch fetch) {
-    Sums<ROWS, PANEL_VECTORS> sums;
-#pragma GCC unroll 16
+MOONPOOL_INLINE void finish_sums(Sums<ROWS, PANEL_VECTORS>& sums, const Weight& weight, int64_t panel) {
+#pragma GCC unroll 4
     for (int v = 0; v < PANEL_VECTORS; v++) {
-        const Vector start = weight.bias ? load(weight.bias + panel * PANEL + v * WIDTH) : Vector{};
+        const int64_t lanes = panel * PANEL + v * WIDTH;
+        const Vector scale = weight.scales ? load(weight.scales + lanes) : broadcast(1.0f);
+        const Vector bias = weight.bias ? load(weight.bias + lanes) : Vector{};
 #pragma GCC unroll 16
-        for (int r = 0; r < ROWS; r++) sums.at[r][v] = start;
+        for (int r = 0; r < ROWS; r++) sums.at[r][v] = sums.at[r][v] * scale + bias;
     }
-    const float* columns = weight.panels + panel * weight.in * PANEL;
-    if (fetch.step)
+}
+
+// One tile of rows (depth-major, as transpose_rows leaves it) times one panel, whose numbers are `columns`,
+// or the weight's quads if that is null.
+template <int ROWS>
+void multiply_tile(const float* tile, const Weight& weight, const float* columns, const Output& output,
+                   int64_t first_row, int64_t panel, Fetch fetch) {
+    Sums<ROWS, PANEL_VECTORS> sums = {};
+    if (columns == nullptr)
+        multiply_quads<ROWS, PANEL_VECTORS>(sums, tile, weight.quad_panel(panel), PANEL, weight.in);
+    else if (fetch.step)
         multiply<ROWS, PANEL_VECTORS, 1, ROWS>(sums, tile, columns, PANEL, weight.in, fetch.from, fetch.step);
     else
         multiply<ROWS, PANEL_VECTORS, 1, ROWS>(sums, tile, columns, PANEL, weight.in);
+    if (weight.scales || weight.bias) finish_sums<ROWS>(sums, weight, panel);
     store_sums<ROWS>(sums, weight, output, first_row, panel);
 }
 
-using MultiplyTile = void (*)(const float*, const Weight&, const Output&, int64_t, int64_t, Fetch);
+using MultiplyTile = void (*)(const float*, const Weight&, const float*, const Output&, int64_t, int64_t, Fetch);
 
 template <int... ROWS>
 constexpr MultiplyTile tile_function(int rows, std::integer_sequence<int, ROWS...>) {
@@ -116,25 +112,37 @@ struct Tiling {
 
 // With one tile a panel is used once: fetch a little ahead in the same stream (panels follow each other).
 // With more, the first ones fetch the next panel line by line, while this one is multiplied from the cache.
-Fetch plan_fetch(const float* columns, int64_t in, int64_t tile, int64_t tiles) {
+Fetch plan_fetch(const Weight& weight, int64_t panel, int64_t tile, int64_t tiles) {
     constexpr int64_t LINE_FLOATS = CACHE_LINE_BYTES / sizeof(float);
-    if (tiles == 1) return {columns + FETCH_AHEAD_FLOATS, PANEL};
-    if (tile * LINE_FLOATS < PANEL) return {columns + in * PANEL + tile * LINE_FLOATS, PANEL};
-    return {columns, 0};
+    if (weight.quads) return {nullptr, 0};
+    if (tiles == 1) return {weight.panel(panel) + FETCH_AHEAD_FLOATS, PANEL};
+    if (tile * LINE_FLOATS < PANEL) return {weight.panel(panel + 1) + tile * LINE_FLOATS, PANEL};
+    return {nullptr, 0};
+}
+
+// Where the numbers of a panel are as floats; null if its quads are to be multiplied as they are.
+const float* columns_of(const Weight& weight, int64_t panel, const Tiling& tiling, float* expanded, bool first_use) {
+    if (weight.quads == nullptr) return weight.panel(panel);
+    if (tiling.tiles < EXPANDED_TILES_MIN) return nullptr;
+    if (first_use) expand_quads<PANEL_VECTORS>(weight.quad_panel(panel), PANEL, weight.in, expanded);
+    return expanded;
 }
 
 // The calling thread's share of a block: (panel, tile) pairs in an order that reads each panel once.
 void multiply_share(const float* tiles, int64_t pitch, const Tiling& tiling, const Weight& weight,
                     const Output& output, int64_t first_row) {
+    thread_local Scratch scratch;
+    float* expanded = weight.quads ? scratch.floats(quad_count(weight.in) * QUAD * PANEL) : nullptr;
     const Range pairs = own_share(weight.panel_count() * tiling.tiles);
     for (int64_t pair = pairs.begin; pair < pairs.end; pair++) {
         const int64_t panel = pair / tiling.tiles, index = pair % tiling.tiles;
+        const bool first_use = pair == pairs.begin || index == 0;
+        const float* columns = columns_of(weight, panel, tiling, expanded, first_use);
         const Range tile = tiling.tile(index);
-        const Fetch fetch =
-            plan_fetch(weight.panels + panel * weight.in * PANEL, weight.in, index, tiling.tiles);
         const auto multiply_rows =
             tile_function(int(tile.end - tile.begin), std::make_integer_sequence<int, TILE_ROWS>());
-        multiply_rows(tiles + index * pitch, weight, output, first_row + tile.begin, panel, fetch);
+        multiply_rows(tiles + index * pitch, weight, columns, output, first_row + tile.begin, panel,
+                      plan_fetch(weight, panel, index, tiling.tiles));
     }
 }
 
@@ -164,31 +172,6 @@ void multiply_rows(const float* rows, int64_t stride, int64_t count, const Weigh
     }
 }
 
-// Lane `lane` of panel `panel` where output `output` of part `part` is packed.
-struct Place {
-    int64_t panel, lane;
-};
-
-Place place(int64_t output, int part, bool paired) {
-    if (paired) return {output / HALF, part * HALF + output % HALF};
-    return {output / PANEL, output % PANEL};
-}
-
-// Up to WIDTH rows of a matrix become as many neighbouring lanes of a panel.
-void pack_lanes(const float* rows, int64_t stride, int count, int64_t in, float* lanes) {
-    int64_t k = 0;
-    for (; count == WIDTH && k + WIDTH <= in; k += WIDTH) {
-        Vector block[WIDTH];
-#pragma GCC unroll 16
-        for (int r = 0; r < WIDTH; r++) block[r] = load(rows + r * stride + k);
-        transpose(block);
-#pragma GCC unroll 16
-        for (int i = 0; i < WIDTH; i++) store(lanes + (k + i) * PANEL, block[i]);
-    }
-    for (; k < in; k++)
-        for (int r = 0; r < count; r++) lanes[k * PANEL + r] = rows[r * stride + k];
-}
-
 }  // namespace
 }  // namespace moonpool
 
@@ -196,34 +179,12 @@ using namespace moonpool;
 
 extern "C" {
 
-int moonpool_width() { return WIDTH; }
-int moonpool_panel() { return PANEL; }
-
-// Packs `out` rows of one part. A plain part starts at output `first`; a paired one is part 0 or 1 and
-// starts at 0. The destination must have been zeroed: lanes that no output takes stay zero.
-void moonpool_pack(const float* matrix, int64_t stride, int64_t out, int64_t in, int64_t first, int part,
-                   int paired, float* panels) {
-    const int64_t groups_begin = first / WIDTH, groups_end = (first + out + WIDTH - 1) / WIDTH;
-#pragma omp parallel for schedule(static)
-    for (int64_t group = groups_begin; group < groups_end; group++) {
-        const int64_t begin = std::max(first, group * WIDTH), end = std::min(first + out, (group + 1) * WIDTH);
-        const Place to = place(begin, part, paired);
-        pack_lanes(matrix + (begin - first) * stride, stride, int(end - begin), in,
-                   panels + to.panel * in * PANEL + to.lane);
-    }
-}
-
-void moonpool_pack_bias(const float* bias, int64_t out, int64_t first, int part, int paired, float* packed) {
-    for (int64_t output = 0; output < out; output++) {
-        const Place to = place(first + output, part, paired);
-        packed[to.panel * PANEL + to.lane] = bias[output];
-    }
-}
-
-// output [rows, out], or with `gated` [rows, out / 2] = silu(first half) · second half.
-void moonpool_linear(const float* rows, int64_t stride, int64_t count, const float* panels, const float* bias,
-                     int64_t in, int64_t out, int paired, int gated, float* output, int64_t output_stride) {
-    const Weight weight{panels, bias, in, out, paired != 0};
+// output [rows, out], or with `gated` [rows, out / 2] = silu(first half) · second half. The weight is either
+// `panels`, or `quads` with `scales`.
+void moonpool_linear(const float* rows, int64_t stride, int64_t count, const float* panels, const int32_t* quads,
+                     const float* scales, const float* bias, int64_t in, int64_t out, int paired, int gated,
+                     float* output, int64_t output_stride) {
+    const Weight weight{panels, quads, scales, bias, in, out, paired != 0};
     multiply_rows(rows, stride, count, weight, Output{output, output_stride, gated != 0});
 }
 }

@@ -49,6 +49,62 @@ MOONPOOL_INLINE void multiply(Sums<ROWS, VECTORS>& sums, const float* rows, cons
     sums = local;
 }
 
+// Depths that share an int32 in a panel with 8 bits a number, and how far ahead such a panel is fetched.
+constexpr int QUAD = 4;
+constexpr int64_t QUADS_AHEAD = 256;
+
+// Number `index` of each quad as floats.
+MOONPOOL_INLINE Vector unpack(IntVector quads, int index) {
+    return __builtin_convertvector((quads << (24 - 8 * index)) >> 24, Vector);
+}
+
+// sums += rows · panel, for a tile of rows (depth-major) and a panel of quads.
+template <int ROWS, int VECTORS>
+MOONPOOL_INLINE void multiply_quads(Sums<ROWS, VECTORS>& sums, const float* tile, const int32_t* panel,
+                                    int64_t panel_stride, int64_t depth) {
+    Sums<ROWS, VECTORS> local = sums;
+    for (int64_t k = 0; k < depth; k += QUAD) {
+        IntVector quads[VECTORS];
+#pragma GCC unroll 4
+        for (int v = 0; v < VECTORS; v++) {
+            std::memcpy(&quads[v], panel + v * WIDTH, sizeof quads[v]);
+            __builtin_prefetch(panel + v * WIDTH + QUADS_AHEAD, 0, 2);
+        }
+        const int used = depth - k < QUAD ? int(depth - k) : QUAD;
+#pragma GCC unroll 4
+        for (int index = 0; index < QUAD; index++) {
+            if (index >= used) break;
+            Vector columns[VECTORS];
+#pragma GCC unroll 4
+            for (int v = 0; v < VECTORS; v++) columns[v] = unpack(quads[v], index);
+#pragma GCC unroll 16
+            for (int r = 0; r < ROWS; r++) {
+                const Vector element = broadcast(tile[index * ROWS + r]);
+#pragma GCC unroll 4
+                for (int v = 0; v < VECTORS; v++) local.at[r][v] += element * columns[v];
+            }
+        }
+        tile += QUAD * ROWS;
+        panel += panel_stride;
+    }
+    sums = local;
+}
+
+// A panel of quads as floats, depth-major; writes whole quads.
+template <int VECTORS>
+inline void expand_quads(const int32_t* panel, int64_t panel_stride, int64_t depth, float* columns) {
+    for (int64_t k = 0; k < depth; k += QUAD, panel += panel_stride) {
+#pragma GCC unroll 4
+        for (int v = 0; v < VECTORS; v++) {
+            IntVector quads;
+            std::memcpy(&quads, panel + v * WIDTH, sizeof quads);
+#pragma GCC unroll 4
+            for (int index = 0; index < QUAD; index++)
+                store(columns + ((k + index) * VECTORS + v) * WIDTH, unpack(quads, index));
+        }
+    }
+}
+
 // Copies `count` ≤ WIDTH rows of `depth` floats depth-major: element k of row r goes to
 // tile[k · count + r]. Writes up to WIDTH - 1 floats beyond the tile's end.
 inline void transpose_rows(const float* rows, int64_t stride, int count, int64_t depth, float* tile) {
