@@ -380,7 +380,9 @@ def _completed_by(answer: Answer, token_ids: bytes, next_index: int) -> FinishRe
     if sampling is None:
         return None
     last_token_id = int.from_bytes(token_ids[-TOKEN_ID_BYTES:], "little", signed=True)
-    if last_token_id in sampling.stop_token_ids and next_index > sampling.output_tokens_min:
+    ends = last_token_id in sampling.stop_token_ids
+    # A structure that is complete ends an answer before its time.
+    if ends and (next_index > sampling.output_tokens_min or sampling.structure is not None):
         return FinishReason.STOP
     return FinishReason.LENGTH if next_index >= sampling.output_tokens_max else None
 
@@ -398,6 +400,8 @@ def _failure(answer: Answer, sender: InstanceId, entry: FailedEntry) -> Outcome:
     if entry.attempt != answer.attempt or answer.placement is None:
         return answer, ()
     if not entry.retryable:
+        if entry.reason is RefusalReason.BAD_REQUEST:
+            return _fail(answer, Fail(FailureKind.BAD_REQUEST, entry.reason, entry.detail))
         return _fail(answer, Fail(FailureKind.INTERNAL, "failed", entry.detail))
     return _place_again(answer, entry.culprit or sender, entry.detail, entry.reason)
 

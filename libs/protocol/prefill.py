@@ -89,6 +89,8 @@ class Failed:
 
     detail: str
     at_decode: bool = False
+    reason: RefusalReason | None = None
+    """Where every instance would refuse it for the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,8 +253,8 @@ def step(prefill: Prefill, event: Event, now_s: float) -> Outcome:
                 return _commit(prefill)
             unanswered = f"commit was not answered {COMMIT_TRIES_MAX} times: {detail}"
             return _fail(prefill, unanswered, at_decode=True)
-        case Failed(detail, at_decode):
-            return _fail(prefill, detail, at_decode=at_decode)
+        case Failed(detail, at_decode, reason):
+            return _fail(prefill, detail, at_decode=at_decode, reason=reason)
         case RenewRefused(detail) if prefill.reserved is not None and phase is not Phase.COMMITTING:
             return _fail(prefill, f"reservation lost: {detail}", at_decode=True)
         case CancelAsked():

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from cluster.messages import FailedEntry, FinishEntry, TokensEntry, Work
+from cluster.messages import FailedEntry, FinishEntry, RefusalReason, TokensEntry, Work
 from kvindex.core import InstanceId
 from kvtransfer import Grant
 from policy.core import FinishReason
@@ -38,6 +38,9 @@ class HeldAnswer:
 
     def failed(self, detail: str) -> None:
         self.request.failed(detail)
+
+    def refused(self, detail: str) -> None:
+        self.request.failed(detail, RefusalReason.BAD_REQUEST)
 
     def tell_tokens(self, first_index: int, token_ids: tuple[int, ...], cached_tokens: int = 0) -> None:
         work = self.sequence.work
@@ -107,12 +110,14 @@ class HeldRequest:
         """Every sample's answer is complete."""
         return all(answer.sequence.ending is not None for answer in self.answers)
 
-    def failed(self, detail: str) -> None:
-        """One sample that cannot go on ends them all: the request is placed again as a whole."""
+    def failed(self, detail: str, refusal: RefusalReason | None = None) -> None:
+        """One sample that cannot go on ends them all: the request is placed again as a whole, but for a
+        refusal, which it would meet everywhere."""
         work = self.work
         if work is None:
             return
-        self.outbox.put(work.gateway, FailedEntry(work.request_id, work.attempt, True, detail))
+        entry = FailedEntry(work.request_id, work.attempt, refusal is None, detail, reason=refusal)
+        self.outbox.put(work.gateway, entry)
         self.broken(self)
 
     def tell_expired(self, owner: InstanceId | None) -> None:

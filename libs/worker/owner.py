@@ -22,3 +22,6 @@ class Owner(Protocol):
 
     def failed(self, detail: str) -> None:
         """The engine could not go on; the sequence has left the loop."""
+
+    def refused(self, detail: str) -> None:
+        """No engine could go on, for what the request asks; the sequence has left the loop."""

@@ -10,6 +10,7 @@ from cluster.messages import (
     FailedEntry,
     FinishEntry,
     ProgressEntry,
+    RefusalReason,
     Refused,
     Reserved,
     Submit,
@@ -109,6 +110,9 @@ class PrefillRequest:
     def failed(self, detail: str) -> None:
         self.feed(prefill.Failed(detail))
 
+    def refused(self, detail: str) -> None:
+        self.feed(prefill.Failed(detail, reason=RefusalReason.BAD_REQUEST))
+
     # Effects.
 
     def _carry_out(self, effect: prefill.Effect) -> None:
@@ -138,7 +142,9 @@ class PrefillRequest:
                 self._node.context.log.warning("prefill failed", **self._log_fields(detail))
                 culprit = self._decode.instance if at_decode else None
                 work = self._work
-                self._tell(FailedEntry(work.request_id, work.attempt, True, detail, culprit, reason))
+                # What decode refuses another may take; what is wrong here is wrong everywhere.
+                retryable = at_decode or reason is not RefusalReason.BAD_REQUEST
+                self._tell(FailedEntry(work.request_id, work.attempt, retryable, detail, culprit, reason))
             case prefill.Free():
                 self._begin_free()
 

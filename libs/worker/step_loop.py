@@ -16,7 +16,7 @@ from engine.engine import SequenceStep
 from engine.errors import StructureError
 from engine.sampler import NOT_FINITE
 from kvpool import BlockPool
-from policy.core import RequestId, TokenLogprobs
+from policy.core import STRUCTURE_FIELD, RequestId, TokenLogprobs
 from policy.plan_step import DecodeWork, PrefillWork, StepLimits, StepPlan, plan_step
 from worker.engine_thread import EngineThread
 from worker.metrics import WorkerMetrics
@@ -123,7 +123,7 @@ class StepLoop:
             try:
                 token_ids = sequence.append_forced()
             except StructureError as error:
-                self._fail(sequence, f"structure: {error}")
+                self._refuse(sequence, str(error))
                 continue
             if token_ids:
                 self._metrics.forced_tokens.inc(len(token_ids))
@@ -209,9 +209,7 @@ class StepLoop:
                     if failure is None:
                         self._apply(row, token_id, logprobs)
                     else:
-                        matcher = row.sequence.matcher
-                        row.sequence.broken = failure == NOT_FINITE
-                        self._fail(row.sequence, (matcher and matcher.failure) or failure)
+                        self._not_sampled(row.sequence, failure)
                 self._metrics.step_s.observe(result.elapsed_s)
                 self._step_done()
 
@@ -251,19 +249,33 @@ class StepLoop:
         try:
             ending = sequence.append(token_id, logprobs)
         except StructureError as error:
-            self._fail(sequence, f"structure: {error}")
+            self._refuse(sequence, str(error))
             return
         sequence.decodes = sequence.goes_on
         if ending is not None or not sequence.goes_on:
             self._sequences.remove(sequence)
         sequence.owner.token_sampled(token_id, ending)
 
+    def _not_sampled(self, sequence: Sequence, failure: str) -> None:
+        """Its logits are of no use, or its structure met a limit and allows nothing."""
+        limit = None if sequence.matcher is None else sequence.matcher.failure
+        sequence.broken = failure == NOT_FINITE
+        if limit is None:
+            self._fail(sequence, failure)
+        else:
+            self._refuse(sequence, limit)
+
+    def _refuse(self, sequence: Sequence, detail: str) -> None:
+        """What the answer is held to cannot be computed, here or elsewhere."""
+        if sequence.owner is not None:
+            self._sequences.remove(sequence)
+            sequence.owner.refused(f"{STRUCTURE_FIELD}: {detail}")
+
     def _fail(self, sequence: Sequence, detail: str) -> None:
-        owner = sequence.owner
-        if owner is not None:
+        if sequence.owner is not None:
             self._log.warning("sequence failed", request_id=sequence.request_id, detail=detail)
             self._sequences.remove(sequence)
-            owner.failed(detail)
+            sequence.owner.failed(detail)
 
 
 def _engine_step(row: Row) -> SequenceStep:

@@ -166,7 +166,9 @@ def _check(
     client_stop_ids = tuple(request.stop_token_ids or ())
     check_count("stop_token_ids", client_stop_ids, STOP_TOKEN_IDS_MAX, minimum=0)
     check_token_ids("stop_token_ids", client_stop_ids, limits.vocabulary_tokens)
-    end_token_ids = () if request.ignore_eos else limits.end_token_ids
+    structure = structure_of(request)
+    # An answer that is held to a form ends where the form is complete: then, too, with an end token.
+    end_token_ids = () if request.ignore_eos and structure is None else limits.end_token_ids
     return Generation(
         stream=stream,
         include_usage=request.stream_options is not None and bool(request.stream_options.include_usage),
@@ -197,7 +199,7 @@ def _check(
         seed=_seed(request.seed),
         stop=_stop_strings(request.stop),
         stop_token_ids=tuple(dict.fromkeys((*end_token_ids, *client_stop_ids))),
-        structure=structure_of(request),
+        structure=structure,
     )
 
 

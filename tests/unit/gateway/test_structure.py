@@ -147,3 +147,8 @@ def test_a_form_that_does_not_compile_is_told_by_the_clients_name() -> None:
     other = of_failure(Fail(FailureKind.BAD_REQUEST, "bad_request", "prompt_tokens is 0"), "guided_json")
     assert other.param is None
     assert of_failure(failure, None).message == failure.detail
+
+
+def test_a_form_ends_an_answer_whatever_ignore_eos_says() -> None:
+    assert check_chat(chat(guided_regex="a", ignore_eos=True), LIMITS).stop_token_ids == (2, 3)
+    assert check_chat(chat(ignore_eos=True), LIMITS).stop_token_ids == ()

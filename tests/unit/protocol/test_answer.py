@@ -14,6 +14,8 @@ from policy.core import (
     RejectReason,
     RequestId,
     SamplingParams,
+    StructureKind,
+    StructureSpec,
     TokenLogprobs,
 )
 from protocol import answer
@@ -216,6 +218,27 @@ def test_a_bad_request_is_not_tried_elsewhere() -> None:
     assert of(effects, answer.Fail) == [
         answer.Fail(answer.FailureKind.BAD_REQUEST, "bad_request", "token_ids")
     ]
+
+
+def test_what_no_instance_can_do_is_not_tried_elsewhere_either() -> None:
+    """A form that the answer is held to may meet a limit in the middle."""
+    entry = FailedEntry(REQUEST, 0, False, "too complex", None, RefusalReason.BAD_REQUEST)
+    state, effects = run(tokens(0, 5), answer.FailureCame(DECODE, entry), state=running())
+    assert state.phase is Phase.ENDED
+    assert of(effects, answer.Fail) == [
+        answer.Fail(answer.FailureKind.BAD_REQUEST, "bad_request", "too complex")
+    ]
+
+
+@pytest.mark.parametrize("structure", [None, StructureSpec(StructureKind.JSON_OBJECT)])
+def test_a_structure_may_end_an_answer_before_its_shortest_length(structure: StructureSpec | None) -> None:
+    """Where decode is lost then, with the end it had not told."""
+    sampling = SamplingParams(100, stop_token_ids=(9,), output_tokens_min=50, structure=structure)
+    state, effects = run(
+        tokens(0, 5, 9), answer.InstanceLost(DECODE), state=replace(running(), sampling=sampling)
+    )
+    assert (state.phase is Phase.ENDED) == (structure is not None)
+    assert of(effects, answer.Complete) == ([answer.Complete(FinishReason.STOP, 2)] if structure else [])
 
 
 def test_a_client_that_leaves_frees_everything_and_late_senders_are_told() -> None:

@@ -111,6 +111,7 @@ EVENTS = st.sampled_from(
         prefill.Computed(5, FinishReason.STOP),
         HANDOVER,
         prefill.Failed("x"),
+        prefill.Failed("x", reason=RefusalReason.BAD_REQUEST),
         prefill.RenewRefused("x"),
         prefill.CommitAccepted(),
         prefill.CommitRefused(RefusalReason.EXPIRED, ""),

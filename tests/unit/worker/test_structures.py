@@ -225,7 +225,10 @@ async def test_an_answer_that_meets_a_limit_fails_alone(pair: Workers, tiny: Pat
     assert pair.ear.answer("good") == sampled_answer(tiny, prompt(30), HELD)
     await pair.ear.wait(lambda: pair.ear.failed)
     assert pair.ear.failed[0].request_id == "bad"
-    assert "too many expressions" in pair.ear.failed[0].detail
+    failed = pair.ear.failed[0]
+    assert failed.detail.startswith("sampling.structure: ")
+    assert "too many expressions" in failed.detail
+    assert (failed.retryable, failed.reason) == (False, RefusalReason.BAD_REQUEST)
     await pair.quiet()
 
 
