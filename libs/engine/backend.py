@@ -12,6 +12,7 @@ import torch
 from engine.errors import EngineError
 from engine.native.build import NativeUnavailableError
 from engine.native.native_ops import NativeOps
+from engine.native.packing import WeightDtype
 from engine.ops import Ops
 from engine.torch_ops import TorchOps
 
@@ -32,11 +33,21 @@ class ChosenOps:
     detail: str = ""
 
 
-def choose_ops(wanted: Backend, dtype_name: str, kernels_folder: Path) -> ChosenOps:
+def choose_ops(
+    wanted: Backend,
+    dtype_name: str,
+    kernels_folder: Path,
+    weight_dtype: WeightDtype = WeightDtype.FLOAT32,
+) -> ChosenOps:
     """The operations an engine computes with; `kernels_folder` keeps what is compiled for this machine.
 
-    AUTO falls back where a backend is not to be had; a named one raises EngineError saying why not.
+    AUTO falls back where a backend is not to be had; a named one raises EngineError saying why not. So do
+    int8 weights, which the compiled kernels alone have: other weights make other KV.
     """
+    if weight_dtype is WeightDtype.INT8:
+        if wanted not in (Backend.AUTO, Backend.NATIVE):
+            raise EngineError(f"weight_dtype int8 needs backend native, not {wanted}")
+        return _native(dtype_name, kernels_folder, weight_dtype)
     match wanted:
         case Backend.TORCH:
             return ChosenOps(TorchOps(), Backend.TORCH)
@@ -53,10 +64,12 @@ def choose_ops(wanted: Backend, dtype_name: str, kernels_folder: Path) -> Chosen
                 return ChosenOps(TorchOps(), Backend.TORCH, str(error))
 
 
-def _native(dtype_name: str, kernels_folder: Path) -> ChosenOps:
+def _native(
+    dtype_name: str, kernels_folder: Path, weight_dtype: WeightDtype = WeightDtype.FLOAT32
+) -> ChosenOps:
     if dtype_name != "float32":
         raise NativeUnavailableError(f"the compiled kernels compute in float32, not in {dtype_name}")
-    return ChosenOps(NativeOps.build(kernels_folder), Backend.NATIVE)
+    return ChosenOps(NativeOps.build(kernels_folder, weight_dtype), Backend.NATIVE)
 
 
 def _triton() -> ChosenOps:

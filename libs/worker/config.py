@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from cluster.service import ServiceConfig
 from engine.backend import Backend
+from engine.native.packing import WeightDtype
 from protocol.reservation import RESERVATION_TTL_S
 
 RESERVATION_TTL_S_MIN = 2.0
@@ -18,6 +19,13 @@ class WorkerConfig(ServiceConfig):
     backend: str = field(
         default=Backend.AUTO,
         metadata={"help": "what computes: auto picks once, at start", "choices": tuple(Backend)},
+    )
+    weight_dtype: str = field(
+        default="",
+        metadata={
+            "help": "int8 rounds the matrices of a CPU engine; empty: dtype",
+            "choices": ("", WeightDtype.INT8),
+        },
     )
     kernels_folder: str = field(
         default="~/.cache/moonpool/kernels", metadata={"help": "keeps what was compiled for this machine"}

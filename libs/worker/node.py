@@ -17,6 +17,7 @@ from engine.errors import ModelFolderError
 from engine.layout import KVLayout
 from engine.loader import load_model
 from engine.model_folder import ModelConfig
+from engine.native.packing import WeightDtype
 from engine.structure_compiler import StructureCompiler
 from kvhash import BLOCK_TOKENS, Namespace, model_fingerprint, namespace
 from kvpool import Arena, BlockPool, SwapSlots
@@ -169,7 +170,8 @@ class Node:
         """On the engine's thread."""
         config = self.config
         kernels_folder = Path(config.kernels_folder).expanduser()
-        chosen = choose_ops(Backend(config.backend), config.dtype, kernels_folder)
+        weight_dtype = WeightDtype(config.weight_dtype or WeightDtype.FLOAT32)
+        chosen = choose_ops(Backend(config.backend), config.dtype, kernels_folder, weight_dtype)
         self.context.log.info("backend", backend=chosen.backend, detail=chosen.detail)
         model = load_model(folder, chosen.ops, dtype=config.dtype)
         return Engine(
@@ -212,7 +214,9 @@ def _model_config(config: WorkerConfig, folder: Path) -> ModelConfig:
 def _model_info(folder: Path, model: ModelConfig, config: WorkerConfig, layout: KVLayout) -> ModelInfo:
     return ModelInfo(
         name=config.model_name or model.name,
-        fingerprint=model_fingerprint(folder, config.dtype, config.dtype, BLOCK_TOKENS),
+        fingerprint=model_fingerprint(
+            folder, config.weight_dtype or config.dtype, config.dtype, BLOCK_TOKENS
+        ),
         context_tokens_max=model.context_tokens_max,
         block_tokens=BLOCK_TOKENS,
         block_bytes=layout.block_bytes,
