@@ -32,6 +32,9 @@ PREFILL_CASES = [
     AttentionCase(runs=((30, 34), (0, 1), (3, 17)), dtype=BF16, head_dim=128, window_tokens=20),
     AttentionCase(runs=((0, 64), (63, 1)), dtype=F16, heads=8, kv_heads=2, window_tokens=33),
     AttentionCase(runs=((0, 64), (1, 63)), dtype=BF16, heads=8, kv_heads=2, head_dim=64),
+    # Longer than two tiles: with tiles that the window cuts, and one between them that it does not.
+    AttentionCase(runs=((0, 64), (64, 44)), window_tokens=40),
+    AttentionCase(runs=((84, 40),), window_tokens=90),
     AttentionCase(runs=((10, 30), (0, 7)), heads=4, kv_heads=4, head_dim=80),
     AttentionCase(
         runs=((33, 9), (60, 2)), heads=32, kv_heads=1, head_dim=32, block_tokens=5, window_tokens=7
