@@ -2,6 +2,7 @@
 
 import json
 import re
+import string
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,8 +15,10 @@ from tests.support.models import smollm2_folder, tiny_folder
 from tests.support.structures import allowed_ids, draw, matcher, tokenizer
 
 from engine.errors import StructureError
+from engine.sentence_piece_tokenizer import sentence_piece_tokenizer
 from engine.structure_compiler import StructureCompiler
 from engine.structured import FORCED_TOKENS_MAX
+from engine.tokenizer_file import SpecialTokens, Vocabulary
 from policy.core import StructureKind
 
 pytestmark = pytest.mark.unit
@@ -347,3 +350,41 @@ def test_whitespace_comes_to_an_end(tiny: StructureCompiler) -> None:
         state.accept(next((token_id for token_id in allowed if token_id in blank), allowed[0]))
         tokens += 1
         assert tokens < 120
+
+
+def sentence_piece_folder(folder: Path) -> tuple[Path, int]:
+    """A tokenizer as Llama 2's and Mistral's: ▁ for spaces, bytes for what no piece spells."""
+    special = SpecialTokens(bos=1, eos=2, unknown=0, padding=None)
+    letters = [*string.printable[:94], "▁", "é"]
+    merged = ["▁▁", "na", "me", "name", '"name', ':"', "▁:", "er", "age", "city", "▁c"]
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *letters, *merged]
+    vocabulary = Vocabulary(tokens, control_token_ids=(0, 1, 2), user_defined_token_ids=(), add_bos=True)
+    normal_ids = range(259, len(tokens))
+    scores = [-float(token_id) for token_id in range(len(tokens))]
+    made = sentence_piece_tokenizer(vocabulary, scores, normal_ids, special, add_space_prefix=True)
+    made.save(str(folder / "tokenizer.json"))
+    return folder, len(tokens)
+
+
+@pytest.mark.parametrize("name", ["nested", "enum", "any of", "recursive"])
+def test_so_it_is_with_a_sentence_piece_tokenizer(name: str, tmp_path: Path) -> None:
+    folder, tokens = sentence_piece_folder(tmp_path)
+    compiler = StructureCompiler(folder, tokens, (END,))
+    text = json.dumps(SCHEMAS[name])
+    for seed in SEEDS:
+        token_ids = draw(matcher(compiler, StructureKind.JSON_SCHEMA, text), folder, seed)
+        answer = text_of(token_ids, folder)
+        jsonschema.Draft202012Validator(SCHEMAS[name]).validate(json.loads(answer))
+    compiler.close()
+
+
+def test_forced_text_with_spaces_in_a_sentence_piece_tokenizer(tmp_path: Path) -> None:
+    folder, tokens = sentence_piece_folder(tmp_path)
+    compiler = StructureCompiler(folder, tokens, (END,))
+    text = "a name,  é and ☃"
+    state, told = matcher(compiler, StructureKind.CHOICE, json.dumps([text])), []
+    while not state.ended:
+        told += state.forced()
+        state.replay(state.forced())
+    assert text_of(told, folder) == text
+    compiler.close()
