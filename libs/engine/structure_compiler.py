@@ -52,7 +52,7 @@ class StructureCompiler:
     """For one model. Methods may be called from any thread; compiling has its own."""
 
     def __init__(self, folder: Path, vocab_size: int, end_token_ids: tuple[int, ...]) -> None:
-        """`vocab_size` is the model's. The tokenizer is read when the first spec comes."""
+        """`vocab_size` is the model's. The tokenizer is read by `prepare`, or when the first spec comes."""
         self._folder = folder
         self._vocab_size = vocab_size
         self._end_token_ids = end_token_ids
@@ -61,6 +61,10 @@ class StructureCompiler:
         self._waiting: dict[StructureSpec, Future[CompiledStructure]] = {}
         self._lock = threading.Lock()
         self._executor = _one_thread(COMPILE_STACK_BYTES)
+
+    def prepare(self) -> None:
+        """Begin to read the tokenizer; what is wrong with it is told to whoever brings a spec."""
+        self._executor.submit(self._ready)
 
     def close(self) -> None:
         """What waits is not compiled any more; does not wait for what is being compiled."""
@@ -99,13 +103,16 @@ class StructureCompiler:
         return _done(result).result()
 
     def _compile_new(self, spec: StructureSpec) -> CompiledStructure:
+        tokenizer, vocabulary = self._ready()
+        grammar = _GRAMMAR_OF[spec.kind](spec.text)
+        return CompiledStructure(LLMatcher(tokenizer, grammar, log_level=0, limits=_LIMITS), vocabulary)
+
+    def _ready(self) -> tuple[LLTokenizer, MaskVocabulary]:
         if self._tokenizer is None:
             self._tokenizer = self._read_tokenizer()
         if isinstance(self._tokenizer, StructureError):
-            raise self._tokenizer
-        tokenizer, vocabulary = self._tokenizer
-        grammar = _GRAMMAR_OF[spec.kind](spec.text)
-        return CompiledStructure(LLMatcher(tokenizer, grammar, log_level=0, limits=_LIMITS), vocabulary)
+            raise StructureError(*self._tokenizer.args)
+        return self._tokenizer
 
     def _read_tokenizer(self) -> tuple[LLTokenizer, MaskVocabulary] | StructureError:
         """About 0.3 s for 50,000 tokens."""

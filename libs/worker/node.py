@@ -90,6 +90,7 @@ class Node:
         """Ready to serve when this returns."""
         await self.engine.start()
         self.cost = await self._profile()
+        self.structures.prepare()
         await self.endpoint.start()
         await self.reporter.start()
         self.keep_running(self.steps.run(), "steps")

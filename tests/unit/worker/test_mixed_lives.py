@@ -11,7 +11,7 @@ from cluster.messages import Cancel, Finish, Refused
 from engine.layout import KVLayout
 from engine.model_folder import ModelConfig
 from engine.tiny import make_tiny_model
-from policy.core import RequestId, Role, SamplingParams
+from policy.core import FinishReason, RequestId, Role, SamplingParams, StructureKind, StructureSpec
 
 pytestmark = pytest.mark.unit
 
@@ -20,6 +20,11 @@ PLACEMENTS = [("p", "d"), ("w", "w"), ("p", "w"), ("w", "d")]
 REQUESTS = 40
 ATTEMPTS = 4
 BLOCKS = 20
+STRUCTURES = [
+    StructureSpec(StructureKind.CHOICE, '["yes", "no", "it depends on so much that nobody can say"]'),
+    StructureSpec(StructureKind.JSON_SCHEMA, '{"type": "array", "items": {"enum": ["alpha", "beta", 3]}}'),
+    StructureSpec(StructureKind.REGEX, "([a-f]{12}-[0-9]{4} ){1,3}"),
+]
 
 
 async def live(cluster: Workers, number: int, rng: random.Random) -> None:
@@ -28,7 +33,13 @@ async def live(cluster: Workers, number: int, rng: random.Random) -> None:
     prompt = [(7 * i + i * i + number % 3) % 500 + 5 for i in range(rng.randint(1, 100))]
     tokens = rng.randint(1, 60)
     samples = rng.choice([1, 1, 1, 3])
-    sampling = SamplingParams(tokens, samples=samples, temperature=rng.choice([0.0, 1.0]), seed=number)
+    sampling = SamplingParams(
+        tokens,
+        samples=samples,
+        temperature=rng.choice([0.0, 1.0]),
+        seed=number,
+        structure=rng.choice([None, None, *STRUCTURES]),
+    )
     for attempt in range(ATTEMPTS):
         prefill, decode = rng.choice(PLACEMENTS)
         answer = await cluster.submit(
@@ -52,6 +63,12 @@ async def live(cluster: Workers, number: int, rng: random.Random) -> None:
         if all(key in cluster.ear.finished for key in keys):
             for key in keys:
                 assert cluster.ear.finished[key].output_tokens == len(cluster.ear.answer(*key))
+                if sampling.structure is not None:
+                    matcher = (
+                        cluster.apps[decode]._node.structures.compile(sampling.structure).result().matcher()
+                    )
+                    matcher.replay(cluster.ear.answer(*key))
+                    assert matcher.ended == (cluster.ear.finished[key].reason is FinishReason.STOP)
             await cluster.ear.ask(decode, Finish(request_id, attempt, tokens))
             return
 
