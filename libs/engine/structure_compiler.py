@@ -34,8 +34,8 @@ WAITING_MAX = 32
 COMPILE_STACK_BYTES = 256 * 1024 * 1024
 """llguidance recurses from rule to rule: a text of STRUCTURE_BYTES_MAX overflows the usual stack, and the
 process is gone. What it compiles to is flat: masks need no such stack."""
-LEXER_STATES_MAX = 50_000
-"""Memory of one answer: one to two kB each."""
+LEXER_STATES_MAX = 100_000
+"""Memory of a structure's lexer: about 30 MB."""
 GRAMMAR_SYMBOLS_MAX = 500_000
 LEXER_FUEL_MAX = 200_000
 """Memory and time of a structure's regular expressions: about 20 MB and 0.2 s at most."""
@@ -76,6 +76,8 @@ class StructureCompiler:
         _check_size(spec)
         with self._lock:
             known = self._compiled.get(spec)
+            if isinstance(known, CompiledStructure) and known.worn_out:
+                known = None
             if known is not None:
                 self._compiled.move_to_end(spec)
                 return _done(known)
@@ -98,6 +100,7 @@ class StructureCompiler:
         with self._lock:
             del self._waiting[spec]
             self._compiled[spec] = result
+            self._compiled.move_to_end(spec)
             if len(self._compiled) > COMPILED_MAX:
                 self._compiled.popitem(last=False)
         return _done(result).result()

@@ -16,6 +16,8 @@ from engine.step import MASK_WORD_BITS, TokenMask, mask_words
 
 FORCED_TOKENS_MAX = 256
 """Forced tokens told at once."""
+ANSWERS_PER_LEXER_MAX = 256
+"""Answers to one compiled structure share its lexer, which grows with what it has seen, up to a limit."""
 DETAIL_CHARS_MAX = 300
 """Of llguidance's explanations."""
 
@@ -34,7 +36,7 @@ class MaskVocabulary:
 class Matcher:
     """The state of one answer. Calls must not overlap, but may come from different threads."""
 
-    __slots__ = ("_ended", "_failure", "_parser", "_structure", "_vocabulary")
+    __slots__ = ("_alone", "_ended", "_failure", "_parser", "_structure", "_vocabulary")
 
     def __init__(self, structure: "CompiledStructure", parser: LLMatcher, vocabulary: MaskVocabulary) -> None:
         self._structure = structure
@@ -42,6 +44,7 @@ class Matcher:
         self._vocabulary = vocabulary
         self._ended = False
         self._failure: str | None = None
+        self._alone = True
 
     @property
     def ended(self) -> bool:
@@ -58,6 +61,12 @@ class Matcher:
         """Why the answer cannot go on: it met a limit of llguidance, or no token fits."""
         return self._failure
 
+    @property
+    def failed_alone(self) -> bool:
+        """Whether the failure is this answer's own. Else others had their part in the limit that was met:
+        compiled anew and replayed it may go on."""
+        return self._alone
+
     def allowed(self) -> TokenMask:
         """The tokens that may come next: at least one, an end token exactly when `complete`.
 
@@ -71,7 +80,7 @@ class Matcher:
             self._note_failure()
         mask = _cut(mask[0], self._vocabulary.model_tokens)
         if self._failure is None and not mask.any():
-            self._failure = "no token of the model fits"
+            self._fail("no token of the model fits")
         if self._failure is not None:
             mask[:] = 0
         return mask
@@ -114,18 +123,25 @@ class Matcher:
 
     def _note_failure(self) -> None:
         if self._parser.is_error():
-            self._failure = shortened(self._parser.get_error())
+            self._fail(shortened(self._parser.get_error()))
+
+    def _fail(self, reason: str) -> None:
+        if self._failure is None:
+            self._failure = reason
+            self._alone = self._structure.wear_out()
 
 
 class CompiledStructure:
-    """What a StructureSpec says of the tokens of one model, shared by all answers held to it."""
+    """What a StructureSpec says of the tokens of one model, shared by many answers that are held to it."""
 
-    __slots__ = ("_start", "_vocabulary")
+    __slots__ = ("_answers", "_failed", "_start", "_vocabulary")
 
     def __init__(self, start: LLMatcher, vocabulary: MaskVocabulary) -> None:
         """`start` is never moved on. Raises StructureError where nothing can be generated."""
         self._start = start
         self._vocabulary = vocabulary
+        self._answers = 0
+        self._failed = False
         if start.is_error():
             raise StructureError(shortened(start.get_error()))
         first = self.matcher()
@@ -134,9 +150,21 @@ class CompiledStructure:
             first.allowed()
             if first.failure is not None:
                 raise StructureError(first.failure)
+        self._answers = 0
+
+    @property
+    def worn_out(self) -> bool:
+        """Better compiled anew: it served its number of answers, or one met a limit."""
+        return self._failed or self._answers >= ANSWERS_PER_LEXER_MAX
+
+    def wear_out(self) -> bool:
+        """One of its answers failed. Whether it was the only one."""
+        self._failed = True
+        return self._answers <= 1
 
     def matcher(self) -> Matcher:
         """The state of an answer that has no tokens yet."""
+        self._answers += 1
         return Matcher(self, self._start.deep_copy(), self._vocabulary)
 
 

@@ -123,7 +123,7 @@ class StepLoop:
             try:
                 token_ids = sequence.append_forced()
             except StructureError as error:
-                self._refuse(sequence, str(error))
+                self._fail_structure(sequence, str(error))
                 continue
             if token_ids:
                 self._metrics.forced_tokens.inc(len(token_ids))
@@ -249,7 +249,7 @@ class StepLoop:
         try:
             ending = sequence.append(token_id, logprobs)
         except StructureError as error:
-            self._refuse(sequence, str(error))
+            self._fail_structure(sequence, str(error))
             return
         sequence.decodes = sequence.goes_on
         if ending is not None or not sequence.goes_on:
@@ -263,13 +263,16 @@ class StepLoop:
         if limit is None:
             self._fail(sequence, failure)
         else:
-            self._refuse(sequence, limit)
+            self._fail_structure(sequence, limit)
 
-    def _refuse(self, sequence: Sequence, detail: str) -> None:
-        """What the answer is held to cannot be computed, here or elsewhere."""
-        if sequence.owner is not None:
+    def _fail_structure(self, sequence: Sequence, detail: str) -> None:
+        """What an answer fails on by itself it would fail on elsewhere; with others, a new try may help."""
+        detail = f"{STRUCTURE_FIELD}: {detail}"
+        if sequence.matcher is None or not sequence.matcher.failed_alone:
+            self._fail(sequence, detail)
+        elif sequence.owner is not None:
             self._sequences.remove(sequence)
-            sequence.owner.refused(f"{STRUCTURE_FIELD}: {detail}")
+            sequence.owner.refused(detail)
 
     def _fail(self, sequence: Sequence, detail: str) -> None:
         if sequence.owner is not None:

@@ -5,14 +5,16 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
+from llguidance import LLParserLimits
 from tests.support.models import tiny_folder
 from tests.support.structures import COMPILE_S_MAX, allowed_ids, matcher
 
-from engine import structure_compiler
+from engine import structure_compiler, structured
 from engine.errors import StructureBusyError, StructureError
 from engine.structure_compiler import GRAMMAR_BYTES_MAX, REGEX_BYTES_MAX, StructureCompiler
-from engine.structured import DETAIL_CHARS_MAX, CompiledStructure
+from engine.structured import DETAIL_CHARS_MAX, CompiledStructure, Matcher
 from policy.core import STRUCTURE_BYTES_MAX, StructureKind, StructureSpec
 
 pytestmark = pytest.mark.unit
@@ -175,3 +177,51 @@ def test_a_model_without_end_tokens() -> None:
     with pytest.raises(StructureError, match="no end token"):
         matcher(compiler, StructureKind.REGEX, "a")
     compiler.close()
+
+
+WORDS = r"[a-z]{1,30}(x|y)[a-z]{10}[0-9]{1,20}"
+"""Every answer to it shows the lexer something new."""
+
+
+def walk(structure: CompiledStructure, seed: int) -> Matcher:
+    """An answer, up to its end or a failure."""
+    state, generator = structure.matcher(), np.random.default_rng(seed)
+    while not state.ended:
+        allowed = allowed_ids(state.allowed())
+        if state.failure is not None:
+            break
+        state.accept(int(generator.choice(allowed)))
+    return state
+
+
+def test_what_many_answers_have_filled_together_is_compiled_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No answer is refused for what others have seen; one that fills the lexer by itself is."""
+    limits = LLParserLimits(max_lexer_states=400, verbose_errors=False)
+    monkeypatch.setattr(structure_compiler, "_LIMITS", limits)
+    compiler = StructureCompiler(tiny_folder(), TINY_TOKENS, (END,))
+    first = compiled(compiler, StructureKind.REGEX, WORDS)
+    states = []
+    while not states or states[-1].failure is None:
+        assert compiled(compiler, StructureKind.REGEX, WORDS) is first
+        states.append(walk(first, len(states)))
+    assert len(states) > 2
+    assert "states" in states[-1].failure
+    assert not states[-1].failed_alone
+    second = compiled(compiler, StructureKind.REGEX, WORDS)
+    assert second is not first
+    assert walk(second, len(states) - 1).ended
+    greedy = walk(compiled(compiler, StructureKind.REGEX, r"([a-z]{1,200}x[a-z]{200}){5}"), 0)
+    assert greedy.failure is not None
+    assert greedy.failed_alone
+    compiler.close()
+
+
+def test_after_so_many_answers_it_is_compiled_anew(
+    compiler: StructureCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(structured, "ANSWERS_PER_LEXER_MAX", 3)
+    structures = []
+    for _ in range(7):
+        structures.append(compiled(compiler, StructureKind.CHOICE, '["used often"]'))
+        structures[-1].matcher()
+    assert [structures.index(one) for one in structures] == [0, 0, 0, 3, 3, 3, 6]
