@@ -14,13 +14,14 @@ import random
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from benchmarks.resident import Resident, ResidentError
+from benchmarks.resident import REALTIME_PAUSE_S, Resident, ResidentError, make_realtime
 
 from engine.model_folder import ModelConfig
 from engine.models import resolve_model
@@ -67,7 +68,8 @@ def main() -> int:
         systems = _start_all(options, folder, stack)
         abouts = {system.name: system.about for system in systems}
         for case in cases:
-            result = measure(case, systems, config, options.threads, options.rounds)
+            pause_s = REALTIME_PAUSE_S if options.realtime else 0.0
+            result = measure(case, systems, config, options.threads, options.rounds, pause_s)
             results.append(result)
             for line in summarise(result, abouts, config, context | _now()):
                 print(as_json_line(line), file=output, flush=True)
@@ -88,6 +90,8 @@ def _start_all(options: argparse.Namespace, folder: Path, stack: ExitStack) -> l
         if options.realtime:
             system.make_realtime()
         systems.append(system)
+    if options.realtime:
+        make_realtime(os.getpid())  # for the bandwidth; last, for what we start would inherit it
     return systems
 
 
@@ -145,9 +149,17 @@ def system_environment(name: str, python: Path, threads: int) -> dict[str, str]:
 
 
 def measure(
-    case: Case, systems: Sequence[Resident], config: ModelConfig, threads: int, rounds: int
+    case: Case,
+    systems: Sequence[Resident],
+    config: ModelConfig,
+    threads: int,
+    rounds: int,
+    pause_s: float,
 ) -> CaseResult:
-    """`rounds` samples of a case by every system, after one round that is not counted."""
+    """`rounds` samples of a case by every system, after one round that is not counted.
+
+    `pause_s` passes before each sample.
+    """
     prompts = _prompts(case, config.vocab_size)
     output_tokens_max = 1 + (1 + rounds) * (WARM_STEPS + case.steps)
     if case.phase is Phase.DECODE:
@@ -159,8 +171,10 @@ def measure(
     bandwidths: list[float] = []
     read_bandwidth = bandwidth_reader(threads)
     for round_index in range(1 + rounds):
+        time.sleep(pause_s)
         bandwidths.append(read_bandwidth())
         for system in _rotated(systems, round_index):
+            time.sleep(pause_s)
             answer = _time(case, system, prompts)
             rates[system.name].append(_tokens(case) / answer["seconds"])
             outputs[system.name] += answer.get("outputs", [])

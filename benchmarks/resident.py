@@ -16,12 +16,20 @@ ANSWER_S_MAX = 300.0
 """Half a minute is seen: 32 prompts of 512 tokens."""
 EXIT_S_MAX = 10.0
 REALTIME_PRIORITY = 10
+REALTIME_PAUSE_S = 1.0
+"""Linux lets real-time threads have 95 % of each second: who begins a second well rested runs through."""
 LOG_TAIL_LINES = 15
 READ_BYTES = 1 << 16
 
 
 class ResidentError(Exception):
     """A system did not start, did not answer in time or ended; the message has the end of its log."""
+
+
+def make_realtime(process: int) -> None:
+    """Whatever else wants the processor waits while this process runs. PermissionError if not root."""
+    for thread in os.listdir(f"/proc/{process}/task"):
+        os.sched_setscheduler(int(thread), os.SCHED_FIFO, os.sched_param(REALTIME_PRIORITY))
 
 
 class Resident:
@@ -75,9 +83,7 @@ class Resident:
             self._signal(signal.SIGSTOP)
 
     def make_realtime(self) -> None:
-        """Whatever else wants the processor waits while this system runs. PermissionError if not root."""
-        for thread in os.listdir(f"/proc/{self._process.pid}/task"):
-            os.sched_setscheduler(int(thread), os.SCHED_FIFO, os.sched_param(REALTIME_PRIORITY))
+        make_realtime(self._process.pid)
 
     def close(self) -> None:
         """Ends its processes, whatever they are doing."""
