@@ -58,6 +58,12 @@ def require_contiguous_rows(**tensors: Tensor) -> None:
             )
 
 
+def require_equal_strides(keys: Tensor, values: Tensor) -> None:
+    """Raises ValueError where a key and its value do not lie alike: kernels work out one offset for both."""
+    if keys.stride() != values.stride():
+        raise ValueError(f"keys and values: their strides differ, {keys.stride()} and {values.stride()}")
+
+
 @triton.jit
 def multiply(left, right):
     """The product of two tiles, summed in float32; float32 tiles keep their precision on tensor cores."""

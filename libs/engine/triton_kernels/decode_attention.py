@@ -25,6 +25,7 @@ from engine.triton_kernels.common import (
     multiply,
     multiply_add,
     require_contiguous_rows,
+    require_equal_strides,
     sequences_padded,
 )
 
@@ -51,7 +52,7 @@ class DecodeTile:
 def decode_tile(dtype: torch.dtype, head_dim: int) -> DecodeTile:
     """About 32 KiB of keys and values in flight a stage; two programs fit a multiprocessor."""
     if dtype == torch.float32:
-        return DecodeTile(tokens=32, warps=4, stages=2)
+        return DecodeTile(tokens=32, warps=4 if head_dim <= 64 else 8, stages=2)
     return DecodeTile(tokens=64 if head_dim <= 128 else 32, warps=4, stages=3)
 
 
@@ -73,6 +74,7 @@ def decode_attention(
     A sequence without a token (a padded row of a graph) gets zeros.
     """
     require_contiguous_rows(query=query, keys=keys, values=values, output=output, block_table=block_table)
+    require_equal_strides(keys, values)
     sequences, heads, head_dim = query.shape
     kv_heads, block_tokens = keys.shape[1], keys.shape[2]
     group = heads // kv_heads
@@ -105,9 +107,6 @@ def decode_attention(
         keys.stride(0),
         keys.stride(1),
         keys.stride(2),
-        values.stride(0),
-        values.stride(1),
-        values.stride(2),
         output.stride(0),
         output.stride(1),
         block_table.stride(0),
@@ -195,12 +194,9 @@ def _attend_items(
     scale,
     query_stride_row,
     query_stride_head,
-    keys_stride_block,
-    keys_stride_head,
-    keys_stride_token,
-    values_stride_block,
-    values_stride_head,
-    values_stride_token,
+    stride_block,
+    stride_head,
+    stride_token,
     output_stride_row,
     output_stride_head,
     table_stride,
@@ -241,8 +237,8 @@ def _attend_items(
         other=0.0,
     )
     table_row = block_table + sequence.to(tl.int64) * table_stride
-    head_keys = keys + head.to(tl.int64) * keys_stride_head
-    head_values = values + head.to(tl.int64) * values_stride_head
+    head_keys = keys + head.to(tl.int64) * stride_head
+    head_values = values + head.to(tl.int64) * stride_head
 
     best = tl.full([ROWS], MASKED_SCORE, tl.float32)
     weight = tl.zeros([ROWS], tl.float32)
@@ -255,10 +251,9 @@ def _attend_items(
             live = live & (at >= tokens - window)
         loaded = live[:, None] & dim_live[None, :]
         within = at % BLOCK_TOKENS
-        key_at = block_ids * keys_stride_block + within * keys_stride_token
-        tile_keys = tl.load(head_keys + key_at[:, None] + dims[None, :], mask=loaded, other=0.0)
-        value_at = block_ids * values_stride_block + within * values_stride_token
-        tile_values = tl.load(head_values + value_at[:, None] + dims[None, :], mask=loaded, other=0.0)
+        slot_at = (block_ids * stride_block + within * stride_token)[:, None] + dims[None, :]
+        tile_keys = tl.load(head_keys + slot_at, mask=loaded, other=0.0)
+        tile_values = tl.load(head_values + slot_at, mask=loaded, other=0.0)
 
         scores = multiply(tile_query, tl.trans(tile_keys)) * scale
         scores = tl.where(live[None, :], scores, float("-inf"))

@@ -22,6 +22,7 @@ from engine.triton_kernels.common import (
     multiply,
     multiply_add,
     require_contiguous_rows,
+    require_equal_strides,
     sequences_padded,
 )
 
@@ -49,9 +50,7 @@ def prefill_tile(dtype: torch.dtype, head_dim: int, rows_max: int, chip: Chip) -
     few = rows_max <= FEW_ROWS
     if dtype == torch.float32:
         # Each float32 product is three of half the precision: their operands fill the registers.
-        return PrefillTile(
-            rows=FEW_ROWS if few else 32, tokens=32, warps=4 if few or head_dim <= 64 else 8, stages=2
-        )
+        return PrefillTile(rows=FEW_ROWS if few else 32, tokens=32, warps=4 if few else 8, stages=2)
     if few:
         return PrefillTile(rows=FEW_ROWS, tokens=64 if head_dim <= 128 else 32, warps=4, stages=3)
     if head_dim > 128:
@@ -79,6 +78,7 @@ def prefill_attention(
     query_starts[s] up to query_starts[s + 1], the newest of its kv_tokens[s] tokens.
     """
     require_contiguous_rows(query=query, keys=keys, values=values, output=output, block_table=block_table)
+    require_equal_strides(keys, values)
     rows, heads, head_dim = query.shape
     sequences = kv_tokens.shape[0]
     kv_heads, block_tokens = keys.shape[1], keys.shape[2]
@@ -103,9 +103,6 @@ def prefill_attention(
         keys.stride(0),
         keys.stride(1),
         keys.stride(2),
-        values.stride(0),
-        values.stride(1),
-        values.stride(2),
         output.stride(0),
         output.stride(1),
         block_table.stride(0),
@@ -138,10 +135,8 @@ def _attend_context(
     row_positions,
     window,
     scale,
-    keys_stride_block,
-    keys_stride_token,
-    values_stride_block,
-    values_stride_token,
+    stride_block,
+    stride_token,
     HEAD_DIM: tl.constexpr,
     HEAD_DIM_PADDED: tl.constexpr,
     BLOCK_TOKENS: tl.constexpr,
@@ -161,21 +156,14 @@ def _attend_context(
     for _position in tl.range(start, end, TILE_TOKENS):
         live = at < tokens_end
         within = at % BLOCK_TOKENS
-        key_at = (
-            head_keys + (block_ids * keys_stride_block + within * keys_stride_token)[:, None] + dims[None, :]
-        )
-        value_at = (
-            head_values
-            + (block_ids * values_stride_block + within * values_stride_token)[:, None]
-            + dims[None, :]
-        )
+        slot_at = (block_ids * stride_block + within * stride_token)[:, None] + dims[None, :]
         if ALL_VISIBLE and HEAD_DIM == HEAD_DIM_PADDED:
-            tile_keys = tl.load(key_at)
-            tile_values = tl.load(value_at)
+            tile_keys = tl.load(head_keys + slot_at)
+            tile_values = tl.load(head_values + slot_at)
         else:
             loaded = live[:, None] & dim_live[None, :]
-            tile_keys = tl.load(key_at, mask=loaded, other=0.0)
-            tile_values = tl.load(value_at, mask=loaded, other=0.0)
+            tile_keys = tl.load(head_keys + slot_at, mask=loaded, other=0.0)
+            tile_values = tl.load(head_values + slot_at, mask=loaded, other=0.0)
 
         scores = multiply(tile_query, tl.trans(tile_keys))
         if ALL_VISIBLE:
@@ -210,12 +198,9 @@ def _attend_runs(
     scale,
     query_stride_row,
     query_stride_head,
-    keys_stride_block,
-    keys_stride_head,
-    keys_stride_token,
-    values_stride_block,
-    values_stride_head,
-    values_stride_token,
+    stride_block,
+    stride_head,
+    stride_token,
     output_stride_row,
     output_stride_head,
     table_stride,
@@ -260,8 +245,8 @@ def _attend_runs(
         other=0.0,
     )
     table_row = block_table + sequence.to(tl.int64) * table_stride
-    head_keys = keys + head.to(tl.int64) * keys_stride_head
-    head_values = values + head.to(tl.int64) * values_stride_head
+    head_keys = keys + head.to(tl.int64) * stride_head
+    head_values = values + head.to(tl.int64) * stride_head
 
     attended = tl.zeros([ROWS, HEAD_DIM_PADDED], tl.float32)
     weight = tl.zeros([ROWS], tl.float32)
@@ -276,7 +261,7 @@ def _attend_runs(
         attended, weight, best = _attend_context(
             attended, weight, best, tile_query, head_keys, head_values, table_row,
             start, whole_from, tokens, row_positions, window, scale,
-            keys_stride_block, keys_stride_token, values_stride_block, values_stride_token,
+            stride_block, stride_token,
             HEAD_DIM, HEAD_DIM_PADDED, BLOCK_TOKENS, WINDOWED, TILE_TOKENS, False,
         )  # fmt: skip
         start = whole_from
@@ -285,13 +270,13 @@ def _attend_runs(
     attended, weight, best = _attend_context(
         attended, weight, best, tile_query, head_keys, head_values, table_row,
         start, whole_to, tokens, row_positions, window, scale,
-        keys_stride_block, keys_stride_token, values_stride_block, values_stride_token,
+        stride_block, stride_token,
         HEAD_DIM, HEAD_DIM_PADDED, BLOCK_TOKENS, WINDOWED, TILE_TOKENS, True,
     )  # fmt: skip
     attended, weight, best = _attend_context(
         attended, weight, best, tile_query, head_keys, head_values, table_row,
         whole_to, last_position + 1, tokens, row_positions, window, scale,
-        keys_stride_block, keys_stride_token, values_stride_block, values_stride_token,
+        stride_block, stride_token,
         HEAD_DIM, HEAD_DIM_PADDED, BLOCK_TOKENS, WINDOWED, TILE_TOKENS, False,
     )  # fmt: skip
     attended = attended / weight[:, None]
