@@ -334,6 +334,12 @@ class TestAttention:
         if sequences:
             Scene(sequences, window=window, block_tokens=block_tokens, decodes=len(decodes)).check(ops)
 
+    @pytest.mark.parametrize("window", [None, 4200])
+    def test_a_context_of_more_chunks_than_there_may_be(
+        self, ops: NativeOps, threads: int, window: int | None
+    ) -> None:
+        Scene([(4500, 1), (64 * 64 - 1, 1), (64 * 64, 1)], heads=2, kv_heads=1, window=window).check(ops)
+
     def test_scores_of_any_size(self, ops: NativeOps) -> None:
         scene = Scene([(100, 1), (30, 50)])
         scene.scale = 60.0

@@ -1,6 +1,6 @@
 // Attention of sequences with one new token: bound by reading the context, so each byte is read once.
 //
-// A sequence's context is cut into chunks of CHUNK_TOKENS, each of which yields, for all heads, a sum of
+// A sequence's context is cut into chunks, each of which yields, for all heads, a sum of
 // values weighted by e^(score - maximum), the sum of the weights and the maximum; a second pass joins the
 // chunks. Chunks are dealt out to the threads, so one long sequence keeps all of them busy, and they
 // depend on the context alone: a sequence gets the same bits with any batch and number of threads.
@@ -13,7 +13,9 @@
 namespace moonpool {
 namespace {
 
+// Chunks are this long, or a multiple of it where a context would have more than CHUNKS_MAX.
 constexpr int64_t CHUNK_TOKENS = 64;
+constexpr int64_t CHUNKS_MAX = 64;
 // Tokens whose scores are weighed together; a multiple of every WIDTH.
 constexpr int STEP_TOKENS = 16;
 // Query heads that share one pass over keys and values; what more there are takes another pass.
@@ -206,14 +208,16 @@ void join_chunks(float* partials, int64_t count, int64_t pitch, const AttentionS
 
 // The positions a sequence's new token sees, and how they are cut.
 struct Context {
-    int64_t begin, end;
+    int64_t begin, end, chunk_tokens;
     Context(const AttentionStep& step, int64_t sequence)
-        : begin(step.first_seen(step.kv_tokens[sequence] - 1)), end(step.kv_tokens[sequence]) {}
-    int64_t first_chunk() const { return begin / CHUNK_TOKENS; }
-    int64_t chunks() const { return (end - 1) / CHUNK_TOKENS - first_chunk() + 1; }
+        : begin(step.first_seen(step.kv_tokens[sequence] - 1)), end(step.kv_tokens[sequence]) {
+        const int64_t units = (end - begin + CHUNK_TOKENS - 1) / CHUNK_TOKENS;
+        chunk_tokens = CHUNK_TOKENS * ((units + CHUNKS_MAX - 1) / CHUNKS_MAX);
+    }
+    int64_t chunks() const { return (end - begin + chunk_tokens - 1) / chunk_tokens; }
     Range chunk(int64_t index) const {
-        const int64_t start = (first_chunk() + index) * CHUNK_TOKENS;
-        return {std::max(begin, start), std::min(end, start + CHUNK_TOKENS)};
+        const int64_t start = begin + index * chunk_tokens;
+        return {start, std::min(end, start + chunk_tokens)};
     }
 };
 

@@ -9,7 +9,7 @@ namespace moonpool {
 namespace {
 
 // Below this many numbers a second thread costs more than it saves.
-constexpr int64_t PARALLEL_FLOATS_MIN = 1 << 16;
+constexpr int64_t PARALLEL_FLOATS_MIN = 1 << 14;
 
 MOONPOOL_INLINE float sum_of_squares(const float* row, int64_t length) {
     Vector sums[2] = {};
