@@ -67,6 +67,10 @@ class BlockPool:
         none is, what is held is prefix-closed."""
         return bisect_left(hashes, True, key=lambda block_hash: block_hash not in self._id_of)
 
+    def match_in_use(self, hashes: Sequence[BlockHash]) -> int:
+        """How many of them are in use: to pin these takes nothing from what is `available`."""
+        return bisect_left(hashes, True, key=lambda block_hash: not self._is_in_use(block_hash))
+
     def acquire(self, hashes: Sequence[BlockHash]) -> list[int]:
         """Pin the leading blocks of the chain `hashes` that are held, each once: their ids, in order."""
         self._uses_seen += 1
@@ -205,6 +209,10 @@ class BlockPool:
     def available(self) -> int:
         """Blocks that `allocate` could give now: the free and the cached."""
         return len(self._free) + self._cached
+
+    def _is_in_use(self, block_hash: BlockHash) -> bool:
+        block_id = self._id_of.get(block_hash)
+        return block_id is not None and self._blocks[block_id].holds > 0
 
     def _pin(self, block_id: int) -> None:
         """One pin more on a stored block, in use or cached."""

@@ -71,7 +71,7 @@ class Node:
             limits,
             model.layers,
             self.metrics,
-            self._step_done,
+            self._room_changed,
             context.log,
         )
         self.structures = StructureCompiler(folder, model.vocab_size, model.eos_token_ids)
@@ -84,7 +84,7 @@ class Node:
         self.cached_tokens_total = 0
         self._loops: set[asyncio.Task[None]] = set()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._pool_callbacks: list[Callable[[], None]] = []
+        self._room_callbacks: list[Callable[[], None]] = []
 
     async def start(self) -> None:
         """Ready to serve when this returns."""
@@ -136,15 +136,19 @@ class Node:
 
     def pool_changed(self) -> None:
         """Blocks were stored or came back: tell the directory and whoever waits for room."""
-        self.reporter.changed()
         self.steps.wake()
-        self.context.load_changed()
-        for callback in self._pool_callbacks:
-            callback()
+        self._room_changed()
 
-    def on_pool_change(self, callback: Callable[[], None]) -> None:
-        """Have `callback()` called whenever blocks were stored or came back."""
-        self._pool_callbacks.append(callback)
+    def on_room_change(self, callback: Callable[[], None]) -> None:
+        """Have `callback()` called whenever there may be more room: blocks came back, or a step was done,
+        before which the last who was preempted may have come back."""
+        self._room_callbacks.append(callback)
+
+    def _room_changed(self) -> None:
+        self.reporter.changed()
+        self.context.load_changed()
+        for callback in self._room_callbacks:
+            callback()
 
     def _begin(
         self,
@@ -195,10 +199,6 @@ class Node:
             return cost
         finally:
             self.pool.release(block_ids)
-
-    def _step_done(self) -> None:
-        self.reporter.changed()
-        self.context.load_changed()
 
 
 def _model_config(config: WorkerConfig, folder: Path) -> ModelConfig:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from cluster.logs import Logger
 from kvhash import BLOCK_TOKENS
-from kvpool import BlockPool, NoBlocksError, SwapSlots
+from kvpool import BlockPool, SwapSlots
 from policy.core import CostCoefficients
 from policy.preempt import HostCopyCost, Preemption, choose_preemption
 from worker.engine_thread import EngineThread
@@ -86,14 +86,10 @@ class Preempted:
         """Give the first one its blocks, where there is room for one more than it needs, unless that is
         more than there are. False: it goes on waiting, or left meanwhile."""
         spare_blocks = 1 if sequence.blocks_needed() < self._pool.stats().blocks else 0
-        lacking_blocks = sequence.blocks_needed() - self._pool.match(sequence.reusable_hashes)
-        if lacking_blocks + spare_blocks > self._pool.available():
+        if sequence.blocks_to_take(self._pool) + spare_blocks > self._pool.available():
             # Asked again after every step: nothing is pinned, and made to look used, in vain.
             return False
-        try:
-            sequence.take_blocks(self._pool, spare_blocks)
-        except NoBlocksError:
-            return False
+        sequence.take_blocks(self._pool, spare_blocks)
         swapped = self._swapped.get(sequence)
         sequence.give_back_spare(self._pool)
         if swapped is not None and sequence.stored_blocks >= swapped.first_block:
@@ -118,7 +114,7 @@ class Preempted:
 
     def _choose(self, sequence: Sequence) -> Swapped | None:
         """What goes into slots, where that is the cheaper way and there are enough."""
-        if self.costs is None or not sequence.decodes:
+        if self.costs is None:
             return None
         context_tokens = sequence.context_tokens
         kept_blocks = min(self._pool.blocks_others_use(sequence.block_ids), context_tokens // BLOCK_TOKENS)

@@ -41,7 +41,7 @@ class PrefillDuty:
         self._ended_attempts: dict[RequestId, int] = {}
         self._draining = False
         self._changed = asyncio.Event()
-        node.on_pool_change(self._take_next)
+        node.on_room_change(self._take_next)
 
     def handlers(self) -> Mapping[type, Handler]:
         return {Submit: self._on_submit}
@@ -146,7 +146,7 @@ class PrefillDuty:
         self._node.context.load_changed()
 
     def _take_next(self) -> None:
-        """First come, first served, while blocks last; looked at again whenever some come back."""
+        """First come, first served, while blocks last; looked at again whenever there may be more room."""
         while self._queue and len(self._active) < self._node.config.prefill_requests_max:
             if self._must_wait(self._queue[0]):
                 return
@@ -155,13 +155,16 @@ class PrefillDuty:
             request.feed(prefill.Taken())
 
     def _must_wait(self, request: PrefillRequest) -> bool:
-        """Preempted sequences go first, and blocks must suffice, promised ones counted. Where nobody
-        holds any there is nothing to wait for."""
+        """Preempted sequences go first, and blocks must suffice beside those that others will take. Where
+        nobody holds any there is nothing to wait for."""
         node = self._node
-        promised_blocks = sum(other.blocks_to_take() for other in self._active)
+        if node.steps.preempted:
+            return True
         if not self._active and node.pool.stats().in_use == 0:
             return False
-        return node.steps.preempted or promised_blocks + request.blocks_to_take() > node.pool.available()
+        blocks = node.steps.blocks_to_allocate()
+        blocks += sum(taking.blocks_to_take() for taking in (*self._active, request))
+        return blocks > node.pool.available()
 
     def _left(self, request: PrefillRequest) -> None:
         """The request is done here and holds nothing any more."""

@@ -60,22 +60,25 @@ class PrefillRequest:
         return (self._work.request_id, self._work.attempt) == (request_id, attempt)
 
     def queued(self) -> QueuedRequest:
-        context_tokens = self.sequence.context_tokens or self._cached_blocks() * BLOCK_TOKENS
+        sequence = self.sequence
+        cached_blocks = self._node.pool.match(sequence.reusable_hashes)
+        context_tokens = sequence.context_tokens or cached_blocks * BLOCK_TOKENS
         return QueuedRequest(
             self._work.request_id,
             self._work.attempt,
             self._decode.instance,
-            len(self.sequence.token_ids) - context_tokens,
+            len(sequence.token_ids) - context_tokens,
             context_tokens,
             self._work.sampling.output_tokens_max,
         )
 
     def blocks_to_take(self) -> int:
-        """Blocks that this request has still to allocate; here it needs one more for each further sample."""
-        if self.sequence.block_ids:
-            return 0
+        """Of the available blocks, how many this request will still take before it leaves; decoded here it
+        takes one more for each further sample, when those begin."""
         further_samples = self._work.sampling.samples - 1 if self._state.local else 0
-        return self.sequence.blocks_needed() - self._cached_blocks() + further_samples
+        if self.sequence.block_ids:
+            return further_samples
+        return self.sequence.blocks_to_take(self._node.pool) + further_samples
 
     def time_passed(self) -> None:
         if self._node.now_s() >= self._ends_at_s:
@@ -266,9 +269,6 @@ class PrefillRequest:
 
     def _tell(self, entry: ProgressEntry | TokensEntry | FinishEntry | FailedEntry) -> None:
         self._node.outbox.put(self._work.gateway, entry)
-
-    def _cached_blocks(self) -> int:
-        return self._node.pool.match(self.sequence.reusable_hashes)
 
     def _log_fields(self, detail: str) -> dict[str, object]:
         return {"request_id": self._work.request_id, "attempt": self._work.attempt, "detail": detail}

@@ -105,6 +105,10 @@ class Sequence:
         """Blocks for the KV of all tokens so far."""
         return blocks_of(len(self.token_ids))
 
+    def blocks_to_take(self, pool: BlockPool) -> int:
+        """What `take_blocks` will take from those that are available, cached ones that it pins counted."""
+        return self.blocks_needed() - pool.match_in_use(self.reusable_hashes)
+
     def take_blocks(self, pool: BlockPool, spare_blocks: int = 0) -> None:
         """Pin the cached prefix and allocate the rest, plus `spare_blocks`. Raises NoBlocksError, with
         nothing held."""

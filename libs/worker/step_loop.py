@@ -78,6 +78,11 @@ class StepLoop:
         """Some sequence waits for blocks to come back."""
         return bool(self._preempted)
 
+    def blocks_to_allocate(self) -> int:
+        """Blocks that those who decode will take for their next tokens."""
+        decoding = [sequence for sequence in self._sequences if sequence.decodes]
+        return sum(sequence.blocks_to_allocate(self._pool, sequence.new_tokens) for sequence in decoding)
+
     def wake(self) -> None:
         """Blocks came back: whoever waits for some is looked at again."""
         self._wake.set()

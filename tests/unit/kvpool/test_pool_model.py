@@ -199,7 +199,10 @@ class PoolMachine(RuleBasedStateMachine):
                 break
             expected.append(block_id)
         assert self.pool.match(chain(path)) == len(expected)
+        taken = len(expected) - self.pool.match_in_use(chain(path))
+        available = self.pool.available()
         assert self.pool.acquire(chain(path)) == expected
+        assert available - self.pool.available() == taken
         for block_id in expected:
             block = self.model.blocks[block_id]
             block.pins, block.uses, block.used_at = block.pins + 1, block.uses + 1, self.model.clock
