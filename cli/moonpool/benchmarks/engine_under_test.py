@@ -13,6 +13,7 @@ from engine.engine import Engine
 from engine.layout import KVLayout
 from engine.loader import load_model
 from engine.model_folder import ModelConfig
+from engine.native.packing import WeightDtype
 from engine.step import SequenceStep
 from engine.tensor_shapes import EMBEDDING, tensor_shapes
 from kvpool.arena import Arena
@@ -41,6 +42,7 @@ class EngineUnderTest:
         backend: str | None,
         sequences_max: int,
         tokens_max: int,
+        weight_dtype: WeightDtype = WeightDtype.FLOAT32,
     ) -> None:
         self.config = ModelConfig.load(folder)
         self.layout = KVLayout.of(self.config)
@@ -48,7 +50,10 @@ class EngineUnderTest:
         blocks = sequences_max * self._sequence_blocks
         self._arena = Arena.create(blocks, self.layout.block_bytes)
         chosen = choose_ops(
-            Backend(backend or Backend.AUTO), self.layout.dtype_name, moonpool_home() / "kernels"
+            Backend(backend or Backend.AUTO),
+            self.layout.dtype_name,
+            moonpool_home() / "kernels",
+            weight_dtype,
         )
         model = load_model(folder, chosen.ops)
         self._engine = Engine(model, self.layout, self._arena.buffer, blocks, threads=threads)
