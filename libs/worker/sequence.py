@@ -38,7 +38,8 @@ class Sequence:
     """A block may be another sequence's as well: `prepare_write` gives a copy before it is written."""
     unclear_block_ids: list[int] = field(default_factory=list)
     copies: list[tuple[int, int]] = field(default_factory=list)
-    """(from, to) of blocks that the next step copies before anything is written."""
+    """(from, to) of blocks that the next step copies before anything is written. What is copied from stays
+    pinned until then: nobody else may be left who uses it."""
     context_tokens: int = 0
     stored_blocks: int = 0
     cached_tokens: int = 0
@@ -128,11 +129,11 @@ class Sequence:
     def give_back(self, pool: BlockPool) -> None:
         """Unpin every block; the stored ones stay cached, unless what they hold is broken. Twice is once."""
         pool.release(self.block_ids)
+        self._release_copied(pool)
         if self.broken:
             pool.forget(self.block_ids)
         self.block_ids = []
         self.unclear_block_ids = []
-        self.copies = []
         self.stored_blocks = 0
         self.context_tokens = 0
         self.decodes = False
@@ -183,7 +184,6 @@ class Sequence:
             shared, private = self.block_ids[index], self.block_ids.pop()
             self.block_ids[index] = private
             self.copies.append((shared, private))
-            pool.release((shared,))
         self._cut(pool, blocks_of(self.context_tokens + tokens))
         # What is copied over is not cleared: that would come after the copy.
         self._keep_unclear(excluded=[private for _, private in self.copies])
@@ -193,11 +193,11 @@ class Sequence:
         self._cut(pool, self.blocks_needed())
         self._keep_unclear()
 
-    def written(self, tokens: int) -> None:
+    def written(self, pool: BlockPool, tokens: int) -> None:
         """A step has computed `tokens` more tokens, and with them done what was to be done first."""
         self.context_tokens += tokens
         self.unclear_block_ids = []
-        self.copies = []
+        self._release_copied(pool)
 
     def restored(self, context_tokens: int) -> None:
         """The KV of the first `context_tokens` tokens was copied back into its blocks."""
@@ -267,6 +267,10 @@ class Sequence:
         if self._prompt is None:
             self._prompt = np.asarray(self.token_ids[: self.work.prompt_tokens], np.int32)
         return self._prompt, np.asarray(self.token_ids[self.work.prompt_tokens :], np.int32)
+
+    def _release_copied(self, pool: BlockPool) -> None:
+        pool.release([source for source, _ in self.copies])
+        self.copies = []
 
     def _cut(self, pool: BlockPool, blocks: int) -> None:
         pool.release(self.block_ids[blocks:])

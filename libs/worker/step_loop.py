@@ -246,7 +246,7 @@ class StepLoop:
             self._metrics.prefill_tokens.inc(row.tokens)
         if sequence.owner is None:
             return
-        sequence.written(row.tokens)
+        sequence.written(self._pool, row.tokens)
         sequence.store_full_blocks(self._pool)
         if token_id is None:
             sequence.owner.chunk_done(sequence.context_tokens)

@@ -77,14 +77,14 @@ class Desk:
     def compute(self, sequence: Sequence) -> None:
         tokens = sequence.new_tokens
         self.memory.step(sequence, tokens)
-        sequence.written(tokens)
+        sequence.written(self.pool, tokens)
         sequence.store_full_blocks(self.pool)
 
     def decode(self, sequence: Sequence, token_id: int, new_tokens: int | None = None) -> None:
         tokens = new_tokens or sequence.new_tokens
         sequence.prepare_write(self.pool, tokens)
         self.memory.step(sequence, tokens)
-        sequence.written(tokens)
+        sequence.written(self.pool, tokens)
         sequence.store_full_blocks(self.pool)
         if not sequence.new_tokens:
             sequence.append(token_id)
