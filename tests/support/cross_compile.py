@@ -39,8 +39,7 @@ class Launch:
     signature: dict[str, str]
     constants: dict[tuple[int, ...], object]
     attributes: dict[tuple[int, ...], object]
-    warps: int
-    stages: int
+    options: dict[str, object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +87,7 @@ def launches(architecture: int, launch: Callable[[], object]) -> list[Launch]:
                 compile["signature"],
                 compile["constants"],
                 compile["configs"][0],
-                compile["num_warps"],
-                compile["num_stages"],
+                {name: compile[name] for name in ("num_warps", "num_stages", "enable_fp_fusion")},
             )
         )
         return True  # which says: do not compile, do not run
@@ -104,19 +102,18 @@ def compile_for(architecture: int, launch: Launch) -> Compiled:
     """Always from source: only then does ptxas run, and say what it did."""
     source = ASTSource(launch.kernel, launch.signature, launch.constants, launch.attributes)
     target = GPUTarget("cuda", architecture, 32)
-    options = {"num_warps": launch.warps, "num_stages": launch.stages, "enable_fp_fusion": True}
     log = io.StringIO()
     with triton.knobs.compilation.scope(), triton.knobs.nvidia.scope(), contextlib.redirect_stdout(log):
         triton.knobs.compilation.always_compile = True
         triton.knobs.nvidia.dump_ptxas_log = True
-        compiled = triton.compile(source, target=target, options=options)
+        compiled = triton.compile(source, target=target, options=launch.options)
     used, spills = USED.search(log.getvalue()), SPILLS.search(log.getvalue())
     assert used is not None, f"ptxas said nothing of {launch.kernel.__name__}: {log.getvalue()!r}"
     assert spills is not None, f"ptxas said nothing of spills of {launch.kernel.__name__}"
     stack_bytes, spill_stores, spill_loads = map(int, spills.groups())
     return Compiled(
         name=launch.kernel.__name__,
-        warps=launch.warps,
+        warps=compiled.metadata.num_warps,
         registers=int(used[1]),
         shared_bytes=compiled.metadata.shared,
         stack_bytes=stack_bytes,

@@ -124,27 +124,42 @@ def measure(case_names: Sequence[str], repeats: int) -> list[Measurement]:
 
     if not torch.cuda.is_available():
         raise CommandError("bench attention needs a CUDA device, and torch sees none")
-    from moonpool.benchmarks.gpu_attention import copy_rates, decode_rates, device_context, prefill_rates
-    from moonpool.benchmarks.gpu_model import LlamaShapedModel
+    import triton
 
-    context = device_context()
-    copies = copy_rates(repeats)
+    from engine.decode_graphs import CudaRecorder
+    from engine.triton_ops import TritonOps
+    from moonpool.benchmarks.gpu_attention import AttentionUnderTest
+    from moonpool.benchmarks.gpu_model import LLAMA_8B, ModelUnderTest
+    from moonpool.benchmarks.gpu_timing import GraphTiming
+
+    context: dict[str, object] = {
+        "gpu": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "triton": triton.__version__,
+        "dtype": "bfloat16",
+    }
+    ops = TritonOps()
+    attention = AttentionUnderTest(ops, GraphTiming)
+    copies = attention.copy_rates(repeats)
     results = [measurement(NAME, "copy", "rate", "GB/s", copies, context)]
     for decode in (case for case in DECODE_CASES if case.name in case_names):
-        results += summarise_decode(decode, decode_rates(decode, repeats), max(copies), context)
+        results += summarise_decode(decode, attention.decode_rates(decode, repeats), max(copies), context)
     for prefill in (case for case in PREFILL_CASES if case.name in case_names):
-        ours, torchs = prefill_rates(prefill, repeats)
+        ours, torchs = attention.prefill_rates(prefill, repeats)
         results += summarise_prefill(prefill, ours, torchs, context)
     chosen = [case for case in MODEL_CASES if case.name in case_names]
     if chosen:
-        model = LlamaShapedModel(
+        model = ModelUnderTest(
+            LLAMA_8B,
+            ops,
+            CudaRecorder(ops.device),
             sequences_max=max(case.sequences for case in chosen),
             tokens_max=max(case.context + case.decode_steps * (1 + repeats) for case in chosen),
         )
         for case in chosen:
-            rates = model.rates(case, repeats)
             step_bytes = model.step_bytes(case) if case.decode_steps else None
-            results += summarise_model(case, rates, step_bytes, max(copies), context)
+            results += summarise_model(case, model.rates(case, repeats), step_bytes, max(copies), context)
     return results
 
 

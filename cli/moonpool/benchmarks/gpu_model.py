@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from engine.decode_graphs import CudaRecorder, DecodeGraphs
+from engine.decode_graphs import DecodeGraphs, Recorder
 from engine.draw import Draw, DrawParameters
 from engine.families.decoder import DecoderModel
 from engine.families.layer_weights import build_layer
@@ -15,17 +15,16 @@ from engine.families.llama import build_attention
 from engine.layout import KVLayout
 from engine.model_families import Family
 from engine.model_folder import ModelConfig
-from engine.ops import StepTensors
+from engine.ops import Ops, StepTensors
 from engine.paged_cache import PagedCache, to_tensors
 from engine.step import SequenceStep, StepLimits, flatten
 from engine.tensor_shapes import EMBEDDING, FINAL_NORM, HEAD, layer_prefix, tensor_shapes
-from engine.triton_ops import TritonOps
 from moonpool.benchmarks.attention import BLOCK_TOKENS, DTYPE_BYTES, HEAD_DIM, HEADS, KV_HEADS, ModelCase
 
 DTYPE = torch.bfloat16
 WEIGHT_DEVIATION = 0.02
 SEED = 1
-CONFIG = ModelConfig(
+LLAMA_8B = ModelConfig(
     name="llama-8b-shaped",
     family=Family.LLAMA,
     layers=32,
@@ -46,37 +45,42 @@ CONFIG = ModelConfig(
 )
 
 
-class LlamaShapedModel:
+class ModelUnderTest:
     """Greedy; every sequence has its own blocks, with the context's keys and values at random."""
 
-    def __init__(self, *, sequences_max: int, tokens_max: int) -> None:
-        self._ops = TritonOps()
+    def __init__(
+        self, config: ModelConfig, ops: Ops, recorder: Recorder, *, sequences_max: int, tokens_max: int
+    ) -> None:
+        self._config = config
+        self._ops = ops
+        layout = KVLayout.of(config, block_tokens=BLOCK_TOKENS, dtype_name="bfloat16")
+        self._token_bytes = layout.token_bytes
+        self._sequence_blocks = -(-tokens_max // BLOCK_TOKENS)
+        blocks = sequences_max * self._sequence_blocks
         with torch.inference_mode():
-            self._model = random_model(CONFIG, self._ops, DTYPE)
-            layout = KVLayout.of(CONFIG, block_tokens=BLOCK_TOKENS, dtype_name="bfloat16")
-            self._sequence_blocks = -(-tokens_max // BLOCK_TOKENS)
-            blocks = sequences_max * self._sequence_blocks
-            memory = torch.randn(blocks * layout.block_bytes // DTYPE_BYTES, dtype=DTYPE, device="cuda")
+            self._model = random_model(config, ops)
+            memory = torch.randn(blocks * layout.block_bytes // DTYPE_BYTES, dtype=DTYPE, device=ops.device)
             self._cache = PagedCache(layout, memory)
-            self._token_bytes = layout.token_bytes
-        self._limits = StepLimits(blocks, BLOCK_TOKENS, CONFIG.context_tokens_max, CONFIG.vocab_size)
+        self._limits = StepLimits(blocks, BLOCK_TOKENS, config.context_tokens_max, config.vocab_size)
         self._graphs = DecodeGraphs(
             self._logits,
-            CudaRecorder(self._ops.device),
-            self._ops.device,
+            recorder,
+            ops.device,
             blocks_max=self._sequence_blocks,
-            vocab_size=CONFIG.vocab_size,
+            vocab_size=config.vocab_size,
         )
         self._table = random.Random(SEED).sample(range(blocks), blocks)
 
     def rates(self, case: ModelCase, repeats: int) -> list[float]:
-        """Tokens a second, of the prompt or of all sequences' outputs, by the clock on the wall."""
+        """Tokens a second, of the prompt or of all sequences' outputs, by the clock on the wall.
+
+        Each step ends with its tokens on the CPU, so that nothing is left on the GPU's queue.
+        """
         with torch.inference_mode():
             if not case.decode_steps:
                 return [case.context / self._prefill_s(case.context) for _ in range(1 + repeats)][1:]
             token_ids, context, rates = [1] * case.sequences, case.context, []
             for _ in range(1 + repeats):
-                torch.cuda.synchronize()
                 started_s = time.perf_counter()
                 for _ in range(case.decode_steps):
                     token_ids = self._decode(token_ids, context)
@@ -86,14 +90,13 @@ class LlamaShapedModel:
 
     def step_bytes(self, case: ModelCase) -> int:
         """What a decode step reads at least: every weight once, and each sequence's context."""
-        shapes = tensor_shapes(CONFIG)
+        shapes = tensor_shapes(self._config)
         del shapes[EMBEDDING]  # one row a sequence: nothing beside the rest
         weights = sum(torch.Size(shape).numel() for shape in shapes.values())
         return DTYPE_BYTES * weights + case.sequences * case.context * self._token_bytes
 
     def _prefill_s(self, tokens: int) -> float:
-        prompt = tuple(random.Random(SEED).choices(range(CONFIG.vocab_size), k=tokens))
-        torch.cuda.synchronize()
+        prompt = tuple(random.Random(SEED).choices(range(self._config.vocab_size), k=tokens))
         started_s = time.perf_counter()
         step = to_tensors(
             flatten([SequenceStep(prompt, 0, self._blocks(0), None, 0)], self._limits), self._ops.device
@@ -125,12 +128,12 @@ class LlamaShapedModel:
         return tuple(self._table[start : start + self._sequence_blocks])
 
 
-def random_model(config: ModelConfig, ops: TritonOps, dtype: torch.dtype) -> DecoderModel:
+def random_model(config: ModelConfig, ops: Ops) -> DecoderModel:
     """All weights normal with a small deviation, made where they are used; norms around one."""
     shapes = tensor_shapes(config)
 
     def take(name: str) -> Tensor:
-        weight = torch.empty(shapes[name], dtype=dtype, device=ops.device).normal_(0.0, WEIGHT_DEVIATION)
+        weight = torch.empty(shapes[name], dtype=DTYPE, device=ops.device).normal_(0.0, WEIGHT_DEVIATION)
         return weight.add_(1.0) if weight.dim() == 1 else weight
 
     layers = []

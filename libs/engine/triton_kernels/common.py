@@ -16,6 +16,9 @@ MASKED_SCORE = tl.constexpr(-1.0e30)
 LOG2_E = 1.4426950408889634
 """exp2 is one instruction; scores are scaled by this once, beforehand."""
 
+FUSE_MULTIPLY_ADD = True
+"""Said at each launch: from Triton 3.10 on it is not the default."""
+
 SEQUENCES_PADDED_MIN = 256
 """Kernels that search a sequence load all lengths at once: nearly every batch has this one size."""
 

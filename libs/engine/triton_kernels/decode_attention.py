@@ -17,6 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from engine.triton_kernels.common import (
+    FUSE_MULTIPLY_ADD,
     LOG2_E,
     MASKED_SCORE,
     Chip,
@@ -120,6 +121,7 @@ def decode_attention(
         ROWS=max(QUERY_ROWS_MIN, triton.next_power_of_2(group)),
         TILE_TOKENS=tile.tokens,
         num_warps=tile.warps,
+        enable_fp_fusion=FUSE_MULTIPLY_ADD,
         num_stages=tile.stages,
     )
     _merge_items[(sequences, heads)](
@@ -143,6 +145,7 @@ def decode_attention(
         TILE_TOKENS=tile.tokens,
         AT_ONCE=MERGED_AT_ONCE,
         num_warps=4,
+        enable_fp_fusion=FUSE_MULTIPLY_ADD,
     )
 
 

@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from engine.triton_kernels.common import require_contiguous_rows
+from engine.triton_kernels.common import FUSE_MULTIPLY_ADD, require_contiguous_rows
 
 ROTATED_HEADS_AT_ONCE = 8
 NORM_ELEMENTS_MIN = 1024
@@ -40,6 +40,7 @@ def rotate_(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> None:
         HALF_PADDED=triton.next_power_of_2(head_dim // 2),
         HEADS_AT_ONCE=heads_at_once,
         num_warps=4 if heads_at_once * head_dim >= 1024 else 1,
+        enable_fp_fusion=FUSE_MULTIPLY_ADD,
     )
 
 
@@ -64,7 +65,13 @@ def gate(gate_up: Tensor) -> Tensor:
     gated = torch.empty((rows, width), dtype=gate_up.dtype, device=gate_up.device)
     if rows:
         _gate_rows[(triton.cdiv(width, GATE_ELEMENTS), rows)](
-            gate_up, gated, gate_up.stride(0), WIDTH=width, ELEMENTS=GATE_ELEMENTS, num_warps=4
+            gate_up,
+            gated,
+            gate_up.stride(0),
+            WIDTH=width,
+            ELEMENTS=GATE_ELEMENTS,
+            num_warps=4,
+            enable_fp_fusion=FUSE_MULTIPLY_ADD,
         )
     return gated
 
@@ -97,6 +104,7 @@ def _norm(
         ROWS=rows_at_once,
         ADD=add,
         num_warps=4 if padded <= 2048 else 8,
+        enable_fp_fusion=FUSE_MULTIPLY_ADD,
     )
 
 

@@ -14,6 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from engine.triton_kernels.common import (
+    FUSE_MULTIPLY_ADD,
     LOG2_E,
     MASKED_SCORE,
     Chip,
@@ -116,6 +117,7 @@ def prefill_attention(
         TILE_QUERIES=tile_queries,
         TILE_TOKENS=tile.tokens,
         num_warps=tile.warps,
+        enable_fp_fusion=FUSE_MULTIPLY_ADD,
         num_stages=tile.stages,
     )
 

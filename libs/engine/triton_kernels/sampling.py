@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from engine.draw import DrawParameters
-from engine.triton_kernels.common import require_contiguous_rows
+from engine.triton_kernels.common import FUSE_MULTIPLY_ADD, require_contiguous_rows
 
 ELEMENTS_AT_ONCE = 8192
 """32 KiB on their way to one program: less would wait for the L2 cache most of the time, more would spill."""
@@ -39,6 +39,7 @@ def draw(logits: Tensor, parameters: DrawParameters) -> Tensor:
             logits.stride(0),
             ELEMENTS=min(ELEMENTS_AT_ONCE, max(16, triton.next_power_of_2(vocabulary))),
             num_warps=WARPS,
+            enable_fp_fusion=FUSE_MULTIPLY_ADD,
         )
     return token_ids
 

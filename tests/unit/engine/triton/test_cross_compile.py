@@ -33,6 +33,8 @@ COMPILATION_S_MAX = 400
 pytestmark = [
     pytest.mark.unit,
     pytest.mark.timeout(COMPILATION_S_MAX),
+    # It looks for a setting of the whole process; each launch says for itself what it wants.
+    pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION"),
     pytest.mark.skipif(INTERPRETED.value, reason="TRITON_INTERPRET is set: nothing can be compiled"),
 ]
 
