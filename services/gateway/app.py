@@ -21,7 +21,9 @@ from policy.core import InstanceState, LoadSnapshot
 def load_folder(config: GatewayConfig) -> ModelFolder:
     """What the settings name. Raises ConfigError: before any connection is made."""
     folder = Path(config.model_folder).resolve()
-    return load_model_folder(folder, config.model_name or folder.name, config.dtype)
+    return load_model_folder(
+        folder, config.model_name or folder.name, config.dtype, weight_dtype=config.weight_dtype or None
+    )
 
 
 class GatewayApp:

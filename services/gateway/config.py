@@ -19,6 +19,9 @@ class GatewayConfig(ServiceConfig):
     dtype: str = field(
         default="float32", metadata={"help": "dtype of weights and KV, as the workers have it"}
     )
+    weight_dtype: str = field(
+        default="", metadata={"help": "dtype of the weights alone, as the workers have it; empty: dtype"}
+    )
     requests_max: int = field(
         default=1024, metadata={"help": "requests in progress; more are 429", "min": 1, "max": 1_000_000}
     )

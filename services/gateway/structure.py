@@ -85,7 +85,10 @@ def _of_texts(
 
 def _schema(param: str, schema: Raw) -> NamedStructure:
     """A schema as JSON, or as a string that holds it."""
-    text = bytes(schema).decode()
+    try:
+        text = bytes(schema).decode()
+    except UnicodeDecodeError as error:  # what msgspec passes over it does not decode
+        raise invalid(param, f"{param} is not UTF-8 at byte {error.start}") from error
     if text.startswith('"'):
         text = msgspec.json.decode(text, type=str)
     return NamedStructure(param, StructureSpec(StructureKind.JSON_SCHEMA, text))

@@ -39,8 +39,11 @@ class ModelFolder:
     template: ChatTemplate | None
 
 
-def load_model_folder(folder: Path, name: str, dtype: str) -> ModelFolder:
-    """Read `folder`; raises ConfigError that names the file and what is wrong with it."""
+def load_model_folder(folder: Path, name: str, dtype: str, *, weight_dtype: str | None = None) -> ModelFolder:
+    """Read `folder`; raises ConfigError that names the file and what is wrong with it.
+
+    The dtypes are the workers': their blocks are known by the fingerprint, which covers both.
+    """
     config = _read_json(folder / "config.json")
     generation_config = _read_json(folder / "generation_config.json", optional=True)
     tokenizer_config = _read_json(folder / "tokenizer_config.json", optional=True)
@@ -52,7 +55,7 @@ def load_model_folder(folder: Path, name: str, dtype: str) -> ModelFolder:
         end_token_ids=_end_token_ids(config, generation_config, tokenizer_config, tokenizer),
     )
     try:
-        fingerprint = model_fingerprint(folder, dtype, dtype, BLOCK_TOKENS)
+        fingerprint = model_fingerprint(folder, weight_dtype or dtype, dtype, BLOCK_TOKENS)
     except (FingerprintError, OSError) as error:
         raise ConfigError(f"{folder}: {error}") from error
     return ModelFolder(

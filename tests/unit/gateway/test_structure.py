@@ -139,6 +139,25 @@ def test_what_does_not_fit_is_refused_by_name(parameters: dict[str, object], par
         assert param.split("[")[0].split(".")[-1] in caught.value.message
 
 
+@pytest.mark.parametrize("schema", [b'{"a": "\xff"}', b'"\xff"'])
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        (b'"guided_json": %s', "guided_json"),
+        (b'"structured_outputs": {"json": %s}', "structured_outputs.json"),
+        (
+            b'"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": %s}}',
+            "response_format.json_schema.schema",
+        ),
+    ],
+)
+def test_a_schema_that_is_no_utf8_is_refused_by_name(schema: bytes, body: bytes, param: str) -> None:
+    request = decode_completion(b'{"model": "m", "prompt": "p", ' + body % schema + b"}")
+    with pytest.raises(ApiError, match="UTF-8") as caught:
+        structure_of(request)
+    assert (caught.value.kind.status, caught.value.param) == (400, param)
+
+
 def test_a_form_that_does_not_compile_is_told_by_the_clients_name() -> None:
     failure = Fail(FailureKind.BAD_REQUEST, "bad_request", "sampling.structure: json_schema: no such type")
     error = of_failure(failure, "response_format.json_schema.schema")

@@ -9,7 +9,9 @@ from tests.unit.gateway.model_files import CONTEXT_TOKENS_MAX, byte_level_tokeni
 from cluster.errors import ConfigError
 from gateway.api_errors import ApiError
 from gateway.api_types import ChatMessage, TextPart
+from gateway.app import load_folder
 from gateway.chat_template import ChatTemplate, TemplateError
+from gateway.config import GatewayConfig
 from gateway.text import TextModel, load_model_folder, pack_token_ids, unpack_token_ids
 from kvhash import BLOCK_TOKENS, block_hashes, model_fingerprint, namespace
 
@@ -35,6 +37,13 @@ def test_limits_and_fingerprint_are_the_folders(model, folder) -> None:
     assert model.limits.context_tokens_max == CONTEXT_TOKENS_MAX
     assert model.limits.end_token_ids == (tokenizer.token_to_id("<|im_end|>"),)
     assert model.fingerprint == model_fingerprint(folder, "float32", "float32", BLOCK_TOKENS)
+
+
+def test_weights_of_another_dtype_than_the_kv_are_another_model(model, folder) -> None:
+    """As workers with `weight_dtype` int8 have it: else none of them would take a request."""
+    config = GatewayConfig(model_folder=str(folder), weight_dtype="int8")
+    assert load_folder(config).fingerprint == model_fingerprint(folder, "int8", "float32", BLOCK_TOKENS)
+    assert load_folder(config).fingerprint != model.fingerprint
 
 
 async def test_a_chat_is_rendered_and_encoded(model) -> None:
