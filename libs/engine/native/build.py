@@ -12,6 +12,7 @@ import hashlib
 import os
 import platform
 import shutil
+import stat
 import subprocess
 import time
 import uuid
@@ -30,6 +31,7 @@ LOCK_POLL_S = 0.1
 LIBRARIES_KEPT_MAX = 4
 """Libraries of earlier versions are removed, oldest first."""
 
+PARTIAL_SUFFIX = ".partial"
 SOURCE_FOLDER = Path(__file__).parent / "src"
 COMPILER_VARIABLE = "CXX"
 COMPILERS = ("g++", "c++")
@@ -62,10 +64,11 @@ def build_library(cache_folder: Path, *, extra_flags: tuple[str, ...] = ()) -> P
     compiler = _find_compiler()
     flags = (*FLAGS, *extra_flags)
     path = cache_folder / f"kernels-{_content_hash(compiler, flags, runtime)}.so"
-    if path.is_file():
-        return path
     try:
-        cache_folder.mkdir(parents=True, exist_ok=True)
+        cache_folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _check_trustworthy(cache_folder)
+        if path.is_file():
+            return path
         with _lock(cache_folder / ".lock"):
             if not path.is_file():  # another process may have made it while we waited
                 _compile(compiler, flags, runtime, path)
@@ -73,6 +76,12 @@ def build_library(cache_folder: Path, *, extra_flags: tuple[str, ...] = ()) -> P
     except OSError as error:
         raise NativeUnavailableError(f"{cache_folder} cannot hold the compiled kernels: {error}") from error
     return path
+
+
+def _check_trustworthy(cache_folder: Path) -> None:
+    """What lies there is run as code of this process: nobody else may have put it there."""
+    if cache_folder.stat().st_mode & stat.S_IWOTH:
+        raise NativeUnavailableError(f"{cache_folder} may be written by everyone; chmod o-w makes it safe")
 
 
 def loaded_openmp_runtime() -> Path:
@@ -130,10 +139,15 @@ def _sources(pattern: str) -> list[Path]:
 
 
 def _compile(compiler: Path, flags: tuple[str, ...], runtime: Path, path: Path) -> None:
-    partial = path.with_name(f".{path.stem}-{uuid.uuid4().hex}.partial")
+    """With the lock held."""
+    for left_behind in path.parent.glob(f".kernels-*{PARTIAL_SUFFIX}"):
+        left_behind.unlink(missing_ok=True)
+    partial = path.with_name(f".{path.stem}-{uuid.uuid4().hex}{PARTIAL_SUFFIX}")
     libraries = [f"-L{runtime.parent}", f"-l:{runtime.name}", f"-Wl,-rpath,{runtime.parent}"]
     try:
         _run([str(compiler), *flags, *map(str, _sources("*.cpp")), "-o", str(partial), *libraries])
+        with partial.open("rb") as file:
+            os.fsync(file.fileno())  # after a power failure the name must not stand for a part of it
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)

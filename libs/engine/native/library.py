@@ -3,11 +3,12 @@
 The calls give up the interpreter's lock, so other threads of the process run meanwhile.
 """
 
+import contextlib
 from collections.abc import Callable
 from ctypes import CDLL, c_float, c_int, c_int64, c_void_p
 from pathlib import Path
 
-from engine.native.build import NativeUnavailableError
+from engine.native.build import NativeUnavailableError, build_library
 
 _Kernel = Callable[..., None]
 
@@ -54,3 +55,17 @@ class NativeLibrary:
             *(size, size, size, size, size, c_float, size),
             pointer,
         )
+
+
+def load_library(cache_folder: Path) -> NativeLibrary:
+    """The kernels kept in `cache_folder`; compiled if they are not there, or are there but damaged.
+
+    Raises NativeUnavailableError with the reason.
+    """
+    path = build_library(cache_folder)
+    try:
+        return NativeLibrary(path)
+    except NativeUnavailableError:
+        with contextlib.suppress(OSError):  # then it fails as before
+            path.unlink()
+        return NativeLibrary(build_library(cache_folder))

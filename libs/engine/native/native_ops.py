@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from engine.draw import DrawParameters
-from engine.native.build import build_library
-from engine.native.library import NativeLibrary
+from engine.native.library import NativeLibrary, load_library
 from engine.native.packing import PackedLinear, WeightDtype, WeightPacker, float32_rows
 from engine.native.weight_store import WeightStore
 from engine.ops import Linear, StepTensors
@@ -36,7 +35,7 @@ class NativeOps:
 
         Raises NativeUnavailableError saying why there are no kernels.
         """
-        library = NativeLibrary(build_library(cache_folder))
+        library = load_library(cache_folder)
         return cls(library, WeightPacker(library, WeightStore(cache_folder / "weights"), weight_dtype))
 
     def pack(self, parts: Sequence[Tensor], biases: Sequence[Tensor | None] | None = None) -> PackedLinear:

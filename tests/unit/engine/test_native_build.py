@@ -11,10 +11,14 @@ import pytest
 
 from engine.native import build
 from engine.native.build import NativeUnavailableError, build_library, loaded_openmp_runtime
-from engine.native.library import NativeLibrary
+from engine.native.library import NativeLibrary, load_library
 
 pytestmark = pytest.mark.unit
 
+KERNELS = (
+    *("pack", "pack_bias", "pack_int8", "linear"),
+    *("rms_norm", "add_rms_norm", "rotate", "write_kv", "attend"),
+)
 ONE_RUNTIME = """
 import sys
 from pathlib import Path
@@ -146,6 +150,37 @@ def test_a_damaged_library(tmp_path: Path) -> None:
     damaged.write_bytes(b"not a library")
     with pytest.raises(NativeUnavailableError, match=r"kernels\.so does not load"):
         NativeLibrary(damaged)
+
+
+def test_a_damaged_library_is_made_again(trivial_source: Path, tmp_path: Path) -> None:
+    """As a disk leaves it that lost its last writes: else the machine would do without for good."""
+    empty = "".join(f"void moonpool_{name}() {{}}\n" for name in KERNELS)
+    sizes = "int moonpool_width() { return 4; }\nint moonpool_panel() { return 16; }\n"
+    trivial_source.write_text(f'extern "C" {{\n{sizes}{empty}}}\n')
+    built = build_library(tmp_path / "cache")
+    for damaged in (b"", built.read_bytes()[:100]):
+        built.unlink()  # this process may have it mapped
+        built.write_bytes(damaged)
+        assert load_library(tmp_path / "cache").panel == 16
+
+
+def test_what_a_killed_compilation_left_is_removed(trivial_source: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    (cache / ".kernels-0-1.partial").write_bytes(b"x")
+    built = build_library(cache)
+    assert sorted(path.name for path in cache.iterdir()) == [".lock", built.name]
+
+
+def test_code_is_not_taken_from_a_folder_that_everyone_may_write(
+    trivial_source: Path, tmp_path: Path
+) -> None:
+    cache = tmp_path / "cache"
+    build_library(cache)
+    assert stat.S_IMODE(cache.stat().st_mode) == 0o700
+    cache.chmod(0o1777)
+    with pytest.raises(NativeUnavailableError, match="cache may be written by everyone"):
+        build_library(cache)
 
 
 def test_the_runtime_is_the_one_that_torch_loaded() -> None:
