@@ -219,7 +219,8 @@ class Submit:
 
 @dataclass(frozen=True, slots=True)
 class Reserve:
-    """prefill → decode: hold blocks for the prompt plus one. Reserved or Refused; idempotent."""
+    """prefill → decode: hold blocks for the prompt and one more for each sample. Reserved or Refused;
+    idempotent."""
 
     work: Work
     owner: InstanceId

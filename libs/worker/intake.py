@@ -61,9 +61,12 @@ def _check_work(work: Work, prompt_token_ids: bytes, limits: WorkLimits) -> None
 
 
 def check_commit(commit: Commit, limits: WorkLimits) -> None:
-    """Raises WorkError for a first token that is none: it would fail the steps of all who decode here."""
+    """Raises WorkError for a first token that is none: it would fail the steps of all who decode here; and
+    for what no gateway could tell a client of it."""
     if not 0 <= commit.first_token_id < limits.vocab_size:
         raise _bad(f"first_token_id is {commit.first_token_id}, must be 0 to {limits.vocab_size - 1}")
+    if not 0 <= commit.cached_tokens <= limits.context_tokens_max:
+        raise _bad(f"cached_tokens is {commit.cached_tokens}, must be 0 to {limits.context_tokens_max}")
     logprobs = commit.first_token_logprobs
     if logprobs is not None and len(logprobs.top) > LOGPROBS_MAX:
         raise _bad(f"first_token_logprobs.top has {len(logprobs.top)} entries, at most {LOGPROBS_MAX}")

@@ -187,14 +187,20 @@ async def test_a_reserve_that_cannot_be_granted_holds_nothing(pair: Workers) -> 
     await pair.quiet()
 
 
-async def test_a_commit_with_an_impossible_token_harms_nobody(pair: Workers) -> None:
+@pytest.mark.parametrize(
+    ("first_token_id", "cached_tokens", "named"),
+    [(512, 0, "first_token_id is 512"), (5, -1, "cached_tokens is -1"), (5, 2049, "cached_tokens is 2049")],
+)
+async def test_a_commit_with_impossible_numbers_harms_nobody(
+    pair: Workers, first_token_id: int, cached_tokens: int, named: str
+) -> None:
     reserved = await reserve(pair, prompt(40))
     assert isinstance(reserved, Reserved)
-    commit = Commit(R, 0, reserved.generation, 3, 0, "", 512, 0)
+    commit = Commit(R, 0, reserved.generation, 3, 0, "", first_token_id, cached_tokens)
     answer = await pair.ear.ask("d", commit)
     assert isinstance(answer, Refused)
     assert answer.reason is RefusalReason.BAD_REQUEST
-    assert "first_token_id is 512" in answer.detail
+    assert named in answer.detail
 
 
 async def test_no_reservation_is_given_while_a_preempted_sequence_waits(tiny: Path) -> None:

@@ -101,6 +101,8 @@ def test_samples_share_the_prompt_until_each_writes(length: int, spare: bool) ->
     prompt_blocks = -(-length // BLOCK_TOKENS)
     spare_blocks = samples if spare else 0
     assert desk.pool.stats().in_use == prompt_blocks + spare_blocks
+    if spare:
+        assert [one.blocks_to_allocate(desk.pool, one.new_tokens) for one in (first, *others)] == [0, 0, 0]
     for number, sequence in enumerate([first, *others]):
         desk.decode(sequence, 200 + number)
     for number, sequence in enumerate([first, *others]):
