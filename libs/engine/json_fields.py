@@ -9,6 +9,8 @@ from typing import Any
 from engine.errors import ModelFolderError
 
 NUMBER_MAX = sys.float_info.max
+INTEGER_MAX = 2**31 - 1
+"""Sizes, positions and token ids are int32 on the wire and in the kernels."""
 
 
 class Fields:
@@ -56,14 +58,14 @@ class Fields:
         return float(value)
 
     def integer(self, field: str, default: int | None = None) -> int:
-        """A whole number of at least 1; null counts as absent."""
+        """A whole number from 1 to INTEGER_MAX; null counts as absent."""
         value = self.number(field, default)
-        if value != int(value):
-            raise self.error(field, f"must be a whole number, not {value!r}")
+        if value != int(value) or value > INTEGER_MAX:
+            raise self.error(field, f"must be a whole number of at most {INTEGER_MAX}, not {value!r}")
         return int(value)
 
     def count(self, field: str, default: int) -> int:
-        """A whole number of at least 0; null counts as absent."""
+        """A whole number from 0 to INTEGER_MAX; null counts as absent."""
         return 0 if self.get(field) == 0 else self.integer(field, default)
 
     def boolean(self, field: str, default: bool) -> bool:
@@ -79,7 +81,7 @@ def read_json_object(path: Path) -> dict[str, Any]:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ModelFolderError(f"{path} is missing") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelFolderError(f"{path} cannot be read: {error}") from error
     if not isinstance(value, dict):
         raise ModelFolderError(f"{path} must hold a JSON object")

@@ -140,12 +140,20 @@ def weight_files(folder: Path) -> tuple[Path, ...]:
 
 def _rope(config: Fields) -> tuple[float, Llama3Rope | None]:
     """(theta, scaling), from the field of transformers 5 or those before it."""
-    field = "rope_parameters" if config.get("rope_parameters") is not None else "rope_scaling"
-    rope = config.nested(field)
-    top_level_theta = config.number("rope_theta", 10_000.0)
-    if rope is None:
-        return top_level_theta, None
-    theta = rope.number("rope_theta", top_level_theta)
+    theta, scaling = config.number("rope_theta", 10_000.0), None
+    current, former = config.nested("rope_parameters"), config.nested("rope_scaling")
+    if current is not None:
+        theta, scaling = _rope_of(current, theta)
+    if former is not None:
+        stated = _rope_of(former, theta)
+        if current is not None and stated != (theta, scaling):
+            raise config.error("rope_scaling", "says something else than rope_parameters")
+        theta, scaling = stated
+    return theta, scaling
+
+
+def _rope_of(rope: Fields, theta_default: float) -> tuple[float, Llama3Rope | None]:
+    theta = rope.number("rope_theta", theta_default)
     rope_type = rope.get("rope_type") or rope.get("type") or "default"
     known_fields = ROPE_FIELDS.get(rope_type) if isinstance(rope_type, str) else None
     if known_fields is None:
@@ -178,6 +186,6 @@ def _eos_token_ids(folder: Path, config: Fields, vocab_size: int) -> tuple[int, 
     value = source.get("eos_token_id")
     token_ids = () if value is None else tuple(value) if isinstance(value, list) else (value,)
     for token_id in token_ids:
-        if not isinstance(token_id, int) or not 0 <= token_id < vocab_size:
+        if isinstance(token_id, bool) or not isinstance(token_id, int) or not 0 <= token_id < vocab_size:
             raise source.error("eos_token_id", f"{token_id!r} is not a token id below {vocab_size}")
     return token_ids

@@ -45,6 +45,12 @@ def test_llama3_rope_in_both_spellings(folder: Path, field: str) -> None:
     assert ModelConfig.load(folder).rope_scaling == Llama3Rope(8.0, 1.0, 4.0, 64)
 
 
+def test_both_rope_spellings_that_say_the_same(folder: Path) -> None:
+    change(folder, rope_parameters={**LLAMA3_ROPE, "rope_theta": 5e5}, rope_scaling=LLAMA3_ROPE)
+    config = ModelConfig.load(folder)
+    assert (config.rope_theta, config.rope_scaling) == (5e5, Llama3Rope(8.0, 1.0, 4.0, 64))
+
+
 def test_end_tokens_of_the_generation_config_count(folder: Path) -> None:
     change(folder, "generation_config.json", eos_token_id=[0, 2])
     assert ModelConfig.load(folder).eos_token_ids == (0, 2)
@@ -83,6 +89,11 @@ def test_end_tokens_of_the_generation_config_count(folder: Path) -> None:
         ),
         ({"rope_parameters": 3}, "rope_parameters"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+        # transformers would follow rope_scaling
+        ({"rope_parameters": {}, "rope_scaling": {"type": "yarn"}}, "rope_scaling.rope_type"),
+        ({"rope_parameters": {"rope_type": "default"}, "rope_scaling": LLAMA3_ROPE}, "rope_scaling"),
+        ({"max_position_embeddings": 2**31}, "max_position_embeddings"),
+        ({"vocab_size": 1e300}, "vocab_size"),
         ({"num_hidden_layers": None}, "num_hidden_layers"),
         ({"num_hidden_layers": 2.5}, "num_hidden_layers"),
         ({"num_hidden_layers": 10_001}, "num_hidden_layers"),
@@ -101,9 +112,10 @@ def test_what_is_not_supported_is_named(folder: Path, fields: dict[str, object],
         ModelConfig.load(folder)
 
 
-def test_an_end_token_outside_the_vocabulary(folder: Path) -> None:
-    change(folder, "generation_config.json", eos_token_id=512)
-    with pytest.raises(ModelFolderError, match="eos_token_id: 512 is not a token id below 512"):
+@pytest.mark.parametrize("token_id", [512, -1, True, 1.0, [[1]]])
+def test_an_end_token_outside_the_vocabulary(folder: Path, token_id: object) -> None:
+    change(folder, "generation_config.json", eos_token_id=token_id)
+    with pytest.raises(ModelFolderError, match=r"eos_token_id: .* is not a token id below 512"):
         ModelConfig.load(folder)
 
 
@@ -113,9 +125,10 @@ def test_missing_and_damaged_files(folder: Path, tmp_path: Path) -> None:
     (folder / "config.json").write_text("[1]")
     with pytest.raises(ModelFolderError, match="JSON object"):
         ModelConfig.load(folder)
-    (folder / "config.json").write_text("{")
-    with pytest.raises(ModelFolderError, match="cannot be read"):
-        ModelConfig.load(folder)
+    for text in ("{", "[" * 200_000):
+        (folder / "config.json").write_text(text)
+        with pytest.raises(ModelFolderError, match="cannot be read"):
+            ModelConfig.load(folder)
     (folder / "config.json").unlink()
     with pytest.raises(ModelFolderError, match=r"config\.json is missing"):
         ModelConfig.load(folder)
