@@ -76,20 +76,9 @@ void gather_tile(const LayerBlocks& layer, const AttentionStep& step, const Task
     }
 }
 
-// Rows [first, first + ROWS) of a task, and the positions of their tokens.
-struct TileRows {
-    int64_t first, first_position, last_position;
-};
-
-// What rows may see of a tile of positions.
-struct Sight {
-    int64_t begin, end;
-    bool partial;  // some row does not see all of it
-};
-
 template <int ROWS>
-void score_rows(const float* query, const Workspace& work, int64_t dim, int64_t tokens) {
-    for (int64_t panel = 0; panel * PANEL < tokens; panel++) {
+void score_rows(const float* query, const Workspace& work, int64_t dim, int64_t lanes) {
+    for (int64_t panel = 0; panel * PANEL < lanes; panel++) {
         Sums<ROWS, PANEL_VECTORS> sums = {};
         multiply<ROWS, PANEL_VECTORS, 1, ROWS>(sums, query, work.keys + panel * dim * PANEL, PANEL, dim);
 #pragma GCC unroll 16
@@ -100,24 +89,22 @@ void score_rows(const float* query, const Workspace& work, int64_t dim, int64_t 
     }
 }
 
-// Lanes outside [begin, end) become minus infinity.
-MOONPOOL_INLINE void hide(float* scores, int64_t begin, int64_t end) {
-    for (int64_t t = 0; t < std::min<int64_t>(begin, TILE_TOKENS); t++) scores[t] = MINUS_INFINITY;
-    for (int64_t t = std::max<int64_t>(end, 0); t < TILE_TOKENS; t++) scores[t] = MINUS_INFINITY;
+// Of `lanes` scores those outside [begin, end) become minus infinity.
+MOONPOOL_INLINE void hide(float* scores, int64_t lanes, int64_t begin, int64_t end) {
+    for (int64_t t = 0; t < std::min(begin, lanes); t++) scores[t] = MINUS_INFINITY;
+    for (int64_t t = std::max<int64_t>(end, 0); t < lanes; t++) scores[t] = MINUS_INFINITY;
 }
 
-// Turns a row of scores into weights in place; returns what the row's earlier sums must be scaled by.
-MOONPOOL_INLINE float weigh_row(float* scores, float& maximum_so_far, float* weight) {
-    constexpr int VECTORS = TILE_TOKENS / WIDTH;
+// Turns a row's `lanes` scores, a multiple of PANEL, into weights in place; returns what the row's earlier
+// sums must be scaled by.
+MOONPOOL_INLINE float weigh_row(float* scores, int64_t lanes, float& maximum_so_far, float* weight) {
     Vector highest = load(scores);
-#pragma GCC unroll 16
-    for (int v = 1; v < VECTORS; v++) highest = maximum(highest, load(scores + v * WIDTH));
+    for (int64_t t = WIDTH; t < lanes; t += WIDTH) highest = maximum(highest, load(scores + t));
     const float updated = std::max(maximum_so_far, maximum_of_lanes(highest));
     Vector sum = {};
-#pragma GCC unroll 16
-    for (int v = 0; v < VECTORS; v++) {
-        const Vector weights = exponential(load(scores + v * WIDTH) - updated);
-        store(scores + v * WIDTH, weights);
+    for (int64_t t = 0; t < lanes; t += WIDTH) {
+        const Vector weights = exponential(load(scores + t) - updated);
+        store(scores + t, weights);
         sum += weights;
     }
     const Vector factor = exponential(broadcast(maximum_so_far - updated));
@@ -151,19 +138,20 @@ void attend_tile(const AttentionStep& step, const Task& task, const float* query
     const int64_t first_position = task_position + first_row / group;
     const int64_t last_position = task_position + (first_row + ROWS - 1) / group;
     if (positions.begin > last_position || positions.end <= step.first_seen(first_position)) return;
-    score_rows<ROWS>(query, work, dim, positions.end - positions.begin);
-    const bool all_seen = positions.begin + TILE_TOKENS - 1 <= first_position &&
+    const int64_t tokens = std::min(positions.end, last_position + 1) - positions.begin;
+    const int64_t lanes = (tokens + PANEL - 1) / PANEL * PANEL;
+    score_rows<ROWS>(query, work, dim, lanes);
+    const bool all_seen = positions.begin + lanes - 1 <= first_position &&
                           positions.begin >= step.first_seen(last_position);
     float factors[ROWS];
     for (int r = 0; r < ROWS; r++) {
         float* scores = work.scores + r * TILE_TOKENS;
         if (!all_seen) {
             const int64_t position = task_position + (first_row + r) / group;
-            hide(scores, step.first_seen(position) - positions.begin, position + 1 - positions.begin);
+            hide(scores, lanes, step.first_seen(position) - positions.begin, position + 1 - positions.begin);
         }
-        factors[r] = weigh_row(scores, work.maximum[first_row + r], work.weight + (first_row + r) * WIDTH);
+        factors[r] = weigh_row(scores, lanes, work.maximum[first_row + r], work.weight + (first_row + r) * WIDTH);
     }
-    const int64_t tokens = std::min(positions.end, last_position + 1) - positions.begin;
     float* weighted = work.weighted + first_row * dim;
     int64_t d = 0;
     for (; d + PANEL <= dim; d += PANEL)

@@ -13,7 +13,9 @@ namespace {
 // Rows are repacked in blocks of about this size: they stay in the L2 cache while panels pass by.
 constexpr int64_t BLOCK_BYTES = 1 << 20;
 // How far before its use a weight is fetched when nothing else hides the memory's latency.
-constexpr int64_t FETCH_AHEAD_FLOATS = 512;
+constexpr int64_t FETCH_AHEAD_FLOATS = WIDTH == 16 ? 512 : 2048;
+// A panel is fetched during the products of so many tiles with the one before.
+constexpr int64_t FETCHING_TILES_MAX = 4;
 // With so many tiles of rows it pays to turn a panel of quads into floats once.
 constexpr int64_t EXPANDED_TILES_MIN = 3;
 
@@ -111,13 +113,13 @@ struct Tiling {
 };
 
 // With one tile a panel is used once: fetch a little ahead in the same stream (panels follow each other).
-// With more, the first ones fetch the next panel line by line, while this one is multiplied from the cache.
+// With more, each of the first ones fetches its part of the next panel while it multiplies this one.
 Fetch plan_fetch(const Weight& weight, int64_t panel, int64_t tile, int64_t tiles) {
-    constexpr int64_t LINE_FLOATS = CACHE_LINE_BYTES / sizeof(float);
     if (weight.quads) return {nullptr, 0};
     if (tiles == 1) return {weight.panel(panel) + FETCH_AHEAD_FLOATS, PANEL};
-    if (tile * LINE_FLOATS < PANEL) return {weight.panel(panel + 1) + tile * LINE_FLOATS, PANEL};
-    return {nullptr, 0};
+    const int64_t parts = std::min(tiles, FETCHING_TILES_MAX);
+    if (tile >= parts) return {nullptr, 0};
+    return {weight.panel(panel + 1) + weight.in * PANEL / parts * tile, (PANEL + parts - 1) / parts};
 }
 
 // Where the numbers of a panel are as floats; null if its quads are to be multiplied as they are.

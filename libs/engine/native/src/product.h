@@ -55,7 +55,8 @@ constexpr int64_t QUADS_AHEAD = 256;
 
 // Number `index` of each quad as floats.
 MOONPOOL_INLINE Vector unpack(IntVector quads, int index) {
-    return __builtin_convertvector((quads << (24 - 8 * index)) >> 24, Vector);
+    const auto highest_byte = (IntVector)((BitsVector)quads << (24 - 8 * index));
+    return __builtin_convertvector(highest_byte >> 24, Vector);
 }
 
 // sums += rows · panel, for a tile of rows (depth-major) and a panel of quads.

@@ -22,6 +22,7 @@ constexpr int WIDTH = 4;
 
 typedef float Vector __attribute__((vector_size(WIDTH * sizeof(float))));
 typedef int32_t IntVector __attribute__((vector_size(WIDTH * sizeof(int32_t))));
+typedef uint32_t BitsVector __attribute__((vector_size(WIDTH * sizeof(uint32_t))));
 
 constexpr float MINUS_INFINITY = -std::numeric_limits<float>::infinity();
 
@@ -112,8 +113,9 @@ MOONPOOL_INLINE Vector exponential(Vector x) {
     series = series * rest + 1.6666665459e-1f;
     series = series * rest + 5.0000001201e-1f;
     series = series * (rest * rest) + rest + 1.0f;
-    const IntVector exponent = ((IntVector)shifted - (IntVector)broadcast(ROUNDER)) << 23;
-    const Vector scaled = (Vector)((IntVector)series + exponent);
+    // As bits: where x is out of range they wrap around, and what comes of it is not taken.
+    const BitsVector exponent = ((BitsVector)shifted - (BitsVector)broadcast(ROUNDER)) << 23;
+    const Vector scaled = (Vector)((BitsVector)series + exponent);
     const Vector above = x > HIGHEST ? broadcast(-MINUS_INFINITY) : scaled;
     return x < LOWEST ? Vector{} : above;
 }
