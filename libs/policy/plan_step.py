@@ -62,7 +62,8 @@ class StepPart:
 @dataclass(frozen=True, slots=True)
 class StepPlan:
     """Parts in the order in which they take their turns. `preempted`, the latest arrival first, give their
-    blocks back before the decodes get theirs."""
+    blocks back before the decodes get theirs: as many as that takes at most. Who plans again after the first
+    may find that it was enough."""
 
     decodes: tuple[StepPart, ...]
     prefills: tuple[StepPart, ...]

@@ -109,7 +109,8 @@ class StepLoop:
             plan, places = self._plan()
             some_were_preempted = bool(plan.preempted)
             while plan.preempted:
-                await self._preempt([places[place] for place in plan.preempted])
+                # One at a time: what it gives back may be more than the block that the plan counts on.
+                await self._preempt(places[plan.preempted[0]])
                 plan, places = self._plan()
             rows = self._rows(plan, places)
             if rows:
@@ -156,13 +157,10 @@ class StepLoop:
         ]
         return plan_step(waiting, running, self._pool.available(), self._limits), places
 
-    async def _preempt(self, sequences: Rows[Sequence]) -> None:
-        """What the plan says was true when it was made: whoever left since then is passed over."""
-        for sequence in sequences:
-            if sequence in self._sequences:
-                self._sequences.remove(sequence)
-                async with self._touching([sequence]):
-                    await self._preempted.take(sequence)
+    async def _preempt(self, sequence: Sequence) -> None:
+        self._sequences.remove(sequence)
+        async with self._touching([sequence]):
+            await self._preempted.take(sequence)
 
     async def _readmit(self) -> None:
         """Preempted sequences come back oldest first, to their old place."""

@@ -55,6 +55,48 @@ async def test_what_others_use_is_not_copied() -> None:
         assert preemptions(bench, Preemption.RECOMPUTE) == 0
 
 
+def recorded_moves(bench: Bench) -> list[tuple[str, str]]:
+    """("out" or "in", request) of everyone who loses its blocks or gets them back."""
+    moves: list[tuple[str, str]] = []
+    take, bring_back = bench.preempted.take, bench.preempted.bring_back
+
+    async def recorded_take(sequence: Sequence) -> None:
+        moves.append(("out", sequence.request_id))
+        await take(sequence)
+
+    async def recorded_bring_back(sequence: Sequence) -> bool:
+        came_back = await bring_back(sequence)
+        if came_back:
+            moves.append(("in", sequence.request_id))
+        return came_back
+
+    bench.preempted.take, bench.preempted.bring_back = recorded_take, recorded_bring_back
+    return moves
+
+
+async def test_the_youngest_goes_alone_where_that_is_enough_and_the_oldest_comes_back_first() -> None:
+    """All three need a block in the same step; later two need one."""
+    async with running(blocks=12) as bench:
+        moves = recorded_moves(bench)
+        for listener in [bench.add(f"r{n}", [n] * 48, 60) for n in range(3)]:
+            await listener.expect_answer()
+        assert moves == [("out", "r2"), ("out", "r1"), ("in", "r1"), ("in", "r2")]
+
+
+async def test_who_comes_back_takes_its_old_place() -> None:
+    """Before one that came meanwhile, whose blocks were promised before: that one goes first next time."""
+    async with running(blocks=12) as bench:
+        moves = recorded_moves(bench)
+        oldest, old = [bench.add(f"r{n}", [n] * 48, 60 + 60 * n) for n in range(2)]
+        while not moves:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        young = bench.add("r2", [2] * 16, 120)
+        for listener in (oldest, old, young):
+            await listener.expect_answer()
+        assert moves[:2] == [("out", "r1"), ("in", "r1")]
+        assert [name for way, name in moves[2:] if way == "out"].count("r1") == 0
+
+
 async def test_a_prefix_that_went_meanwhile_is_computed_again() -> None:
     """What others used was not copied. They go, it is evicted: the copy of the rest is of no use."""
     async with running(blocks=6, slots=4) as bench:
