@@ -4,11 +4,9 @@ They are kept under `<home>/models`: a named one as `<name>`, a file as `gguf/<d
 processes may ask at once: a file lock lets one make the folder while the others wait.
 """
 
-import fcntl
 import importlib.util
 import json
 import shutil
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,13 +16,13 @@ import xxhash
 
 from engine.atomic_folder import atomic_folder, remove_partial_folders
 from engine.errors import ModelFolderError
+from engine.file_lock import FileLockTimeoutError, file_lock
 from engine.gguf_config import CONVERSION_FIELD, CONVERSION_VERSION
 from engine.gguf_import import import_gguf
 from engine.tiny import TINY_FIELD, TINY_VERSION, make_tiny_model
 
 LOCK_WAIT_S_MAX = 180.0
 """A conversion takes about 10 s; a waiting process gives up long after that."""
-LOCK_POLL_S = 0.1
 
 GGUF_SUFFIX = ".gguf"
 DIGEST_WINDOW_BYTES = 1 << 20
@@ -131,27 +129,14 @@ def _is_current(folder: Path, recipe: _Recipe) -> bool:
 
 @contextmanager
 def _lock(folder: Path, progress: Progress) -> Iterator[None]:
-    """Excludes other processes that make `folder`; the kernel frees the lock of one that dies."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    """Excludes other processes that make `folder`."""
+
+    def waiting() -> None:
+        progress("waiting for another process that makes the same model")
+
     path = folder.parent / f".{folder.name}.lock"
-    with path.open("w") as file:
-        _acquire(file.fileno(), path, progress)
-        yield
-
-
-def _acquire(descriptor: int, path: Path, progress: Progress) -> None:
-    deadline_s = time.monotonic() + LOCK_WAIT_S_MAX
-    announced = False
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            pass
-        else:
-            return
-        if time.monotonic() > deadline_s:
-            raise ModelFolderError(f"{path} is held by another process for over {LOCK_WAIT_S_MAX:.0f} s")
-        if not announced:
-            progress("waiting for another process that makes the same model")
-            announced = True
-        time.sleep(LOCK_POLL_S)  # flock has no timeout of its own
+    try:
+        with file_lock(path, wait_s_max=LOCK_WAIT_S_MAX, waiting=waiting):
+            yield
+    except FileLockTimeoutError as error:
+        raise ModelFolderError(str(error)) from error

@@ -7,27 +7,23 @@ There must be one OpenMP runtime in the process, or torch and the kernels each s
 So the library is linked against the very libgomp that torch has loaded.
 """
 
-import fcntl
 import hashlib
 import os
 import platform
 import shutil
 import stat
 import subprocess
-import time
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 
 from engine.errors import EngineError
+from engine.file_lock import FileLockTimeoutError, file_lock
 
 COMPILE_S_MAX = 120.0
 """A compilation takes about 5 s on a quiet machine."""
 LOCK_WAIT_S_MAX = 180.0
-LOCK_POLL_S = 0.1
 LIBRARIES_KEPT_MAX = 4
 """Libraries of earlier versions are removed, oldest first."""
 
@@ -69,10 +65,12 @@ def build_library(cache_folder: Path, *, extra_flags: tuple[str, ...] = ()) -> P
         _check_trustworthy(cache_folder)
         if path.is_file():
             return path
-        with _lock(cache_folder / ".lock"):
+        with file_lock(cache_folder / ".lock", wait_s_max=LOCK_WAIT_S_MAX):
             if not path.is_file():  # another process may have made it while we waited
                 _compile(compiler, flags, runtime, path)
                 _remove_old(cache_folder, keep=path)
+    except FileLockTimeoutError as error:
+        raise NativeUnavailableError(str(error)) from error
     except OSError as error:
         raise NativeUnavailableError(f"{cache_folder} cannot hold the compiled kernels: {error}") from error
     return path
@@ -170,21 +168,3 @@ def _remove_old(cache_folder: Path, keep: Path) -> None:
     libraries = sorted(cache_folder.glob("kernels-*.so"), key=lambda path: path.stat().st_mtime, reverse=True)
     for path in [path for path in libraries if path != keep][LIBRARIES_KEPT_MAX - 1 :]:
         path.unlink(missing_ok=True)
-
-
-@contextmanager
-def _lock(path: Path) -> Iterator[None]:
-    """Excludes other processes that compile; the kernel frees the lock of one that dies."""
-    with path.open("w") as file:
-        deadline_s = time.monotonic() + LOCK_WAIT_S_MAX
-        while True:
-            try:
-                fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline_s:
-                    raise NativeUnavailableError(
-                        f"{path} is held by another process for over {LOCK_WAIT_S_MAX:.0f} s"
-                    ) from None
-            time.sleep(LOCK_POLL_S)  # flock has no timeout of its own
-        yield

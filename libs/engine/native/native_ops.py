@@ -75,9 +75,9 @@ class NativeOps:
         return output
 
     def rms_norm(self, rows: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-        if rows.dim() not in (2, 3) or rows.stride(-1) != 1:
-            rows = rows.contiguous().view(-1, rows.shape[-1]) if rows.dim() < 2 else rows.contiguous()
         output = torch.empty(rows.shape)
+        if rows.dim() not in (2, 3) or rows.stride(-1) != 1:
+            rows = rows.reshape(-1, rows.shape[-1]).contiguous()
         outer, outer_stride = rows.shape[0], rows.stride(0)
         inner, inner_stride = (1, 0) if rows.dim() == 2 else (rows.shape[1], rows.stride(1))
         self._library.rms_norm(

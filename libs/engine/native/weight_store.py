@@ -89,7 +89,9 @@ def packed_privately(size: int, pack: Callable[[int], None]) -> FloatArray:
 
 def _mapped(path: Path) -> FloatArray:
     with path.open("rb") as file:
-        return np.frombuffer(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ), dtype=np.float32)
+        mapping = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+    mapping.madvise(mmap.MADV_WILLNEED)  # all of it, soon: the first step reads it page by page otherwise
+    return np.frombuffer(mapping, dtype=np.float32)
 
 
 def _address(array: FloatArray) -> int:

@@ -1,5 +1,6 @@
 """Compiling the kernels: made once, by one process at a time, with reasons where it cannot be."""
 
+import fcntl
 import os
 import stat
 import subprocess
@@ -98,6 +99,16 @@ def test_builders_at_once_share_one_compilation(
     assert len(paths) == 1
     assert log.read_text().split() == ["x"]
     assert not list((tmp_path / "cache").glob("*.partial"))
+
+
+def test_another_process_that_compiles_for_too_long(
+    trivial_source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build, "LOCK_WAIT_S_MAX", 0.05)
+    with (tmp_path / ".lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(NativeUnavailableError, match="held by another process"):
+            build_library(tmp_path)
 
 
 def test_old_libraries_are_removed(trivial_source: Path, tmp_path: Path) -> None:
