@@ -83,6 +83,25 @@ async def test_a_reservation_covers_the_first_step_of_every_sample(pair: Workers
     await pair.quiet()
 
 
+async def test_samples_count_one_each_where_a_decode_is_full(tiny: Path) -> None:
+    """Two batches of two may be held: one more than that is refused, but the first may be any number."""
+    async with workers(tiny, PAIR, batch_requests_max=2) as both:
+
+        async def reserve(name: str, samples: int) -> object:
+            work = both.work(name, prompt(20), TOKENS, sampling=sampled(samples=samples))
+            return await both.ear.ask("d", Reserve(work, InstanceId("p"), 5.0))
+
+        assert isinstance(await reserve("one", 1), Reserved)
+        refused = await reserve("four", 4)
+        assert isinstance(refused, Refused)
+        assert refused.reason is RefusalReason.QUEUE_FULL
+        assert isinstance(await reserve("three", 3), Reserved)
+        await both.ear.ask("d", Cancel(RequestId("one"), 0))
+        await both.ear.ask("d", Cancel(RequestId("three"), 0))
+        await both.quiet()
+        assert isinstance(await reserve("nine", 9), Reserved)
+
+
 @pytest.mark.parametrize("roles", [PAIR, COUPLED], ids=["pair", "coupled"])
 async def test_a_first_token_that_ends_one_sample_does_not_end_the_others(
     tiny: Path, roles: dict[str, tuple[Role, ...]]
