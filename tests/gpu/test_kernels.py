@@ -58,6 +58,11 @@ def test_prefill_attention(case: AttentionCase, shared_bytes: int | None) -> Non
     kernel_checks.check_prefill_attention(case, CUDA, shared_bytes)
 
 
+@pytest.mark.parametrize("case", PREFILL_CASES, ids=str)
+def test_prefill_attention_of_parts_of_the_context(case: AttentionCase) -> None:
+    kernel_checks.check_prefill_attention(case, CUDA, 99 * 1024, 1000, 64)
+
+
 @pytest.mark.parametrize("dtype", [F32, F16, BF16])
 @pytest.mark.parametrize(("kv_heads", "head_dim"), [(3, 64), (8, 128), (1, 80)])
 def test_write_kv(dtype: torch.dtype, kv_heads: int, head_dim: int) -> None:

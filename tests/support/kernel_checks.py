@@ -156,9 +156,16 @@ def check_decode_of_nothing(device: str) -> None:
 
 
 def check_prefill_attention(
-    case: AttentionCase, device: str, shared_bytes: int | None = SMALL_SHARED_BYTES
+    case: AttentionCase,
+    device: str,
+    shared_bytes: int | None = SMALL_SHARED_BYTES,
+    multiprocessors: int = 1,
+    part_tokens_min: int = 512,
 ) -> None:
-    """`shared_bytes` decides the size of the tiles; None: that of the device."""
+    """`shared_bytes` decides the size of the tiles; None: that of the device.
+
+    The context is cut into parts where there are many multiprocessors and parts may be short.
+    """
     from engine.triton_kernels.common import Chip
     from engine.triton_kernels.prefill_attention import prefill_attention
 
@@ -173,10 +180,13 @@ def check_prefill_attention(
         batch.kv_tokens,
         batch.block_table,
         output,
+        first_row=0,
         query_tokens_max=max(new for _, new in case.runs),
+        kv_tokens_max=max(context + new for context, new in case.runs),
         scale=scale,
         window_tokens=case.window_tokens,
-        chip=Chip.of(torch.device(device)) if shared_bytes is None else Chip(4, shared_bytes),
+        chip=Chip.of(torch.device(device)) if shared_bytes is None else Chip(multiprocessors, shared_bytes),
+        part_tokens_min=part_tokens_min,
     )
     _assert_close(output, attention_reference(case, batch, scale), case.dtype)
 
@@ -211,7 +221,7 @@ def check_far_block(device: str) -> None:
     output.zero_()
     prefill_attention(
         query, layer[:, 0], layer[:, 1], starts, one, table, output,
-        query_tokens_max=1, scale=0.1, window_tokens=None, chip=chip,
+        first_row=0, query_tokens_max=1, kv_tokens_max=1, scale=0.1, window_tokens=None, chip=chip,
     )  # fmt: skip
     assert torch.equal(output, expected)
     gathered = torch.empty((1, *layer.shape[1:]), dtype=torch.bfloat16, device=device)

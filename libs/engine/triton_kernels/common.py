@@ -19,6 +19,9 @@ LOG2_E = 1.4426950408889634
 FUSE_MULTIPLY_ADD = True
 """Said at each launch: from Triton 3.10 on it is not the default."""
 
+MERGED_AT_ONCE = tl.constexpr(16)
+"""Partial results that are joined in one go."""
+
 SEQUENCES_PADDED_MIN = 256
 """Kernels that search a sequence load all lengths at once: nearly every batch has this one size."""
 
@@ -103,3 +106,34 @@ def find_work(item, ends, counts, SEQUENCES: tl.constexpr):
     chosen = tl.arange(0, SEQUENCES) == sequence
     first = tl.sum(tl.where(chosen, ends - counts, 0), 0)
     return sequence, item - first
+
+
+@triton.jit
+def merge(
+    partial, partial_weight, first, stride, count, HEAD_DIM: tl.constexpr, HEAD_DIM_PADDED: tl.constexpr
+):
+    """Joins `count` partial results [HEAD_DIM], in rows first, first + stride, …, by their shares.
+
+    `partial_weight` has the logarithm to base 2 of what each row's shares were divided by.
+    """
+    dims = tl.arange(0, HEAD_DIM_PADDED)
+    parts = tl.arange(0, MERGED_AT_ONCE)
+    best = tl.full([], MASKED_SCORE, tl.float32)
+    weight = tl.zeros([], tl.float32)
+    attended = tl.zeros([HEAD_DIM_PADDED], tl.float32)
+    for start in tl.range(0, count, MERGED_AT_ONCE):
+        live = start + parts < count
+        rows = first + (start + parts) * stride
+        weights = tl.load(partial_weight + rows, mask=live, other=float("-inf"))
+        pieces = tl.load(
+            partial + rows[:, None] * HEAD_DIM + dims[None, :],
+            mask=live[:, None] & (dims < HEAD_DIM)[None, :],
+            other=0.0,
+        )
+        best_now = tl.maximum(best, tl.max(weights, 0))
+        shares = tl.exp2(weights - best_now)
+        shrink = tl.exp2(best - best_now)
+        weight = weight * shrink + tl.sum(shares, 0)
+        attended = attended * shrink + tl.sum(pieces * shares[:, None], 0)
+        best = best_now
+    return attended / weight

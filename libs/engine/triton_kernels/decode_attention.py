@@ -23,6 +23,7 @@ from engine.triton_kernels.common import (
     Chip,
     blocks_of,
     find_work,
+    merge,
     multiply,
     multiply_add,
     require_contiguous_rows,
@@ -36,7 +37,6 @@ ITEM_TOKENS_MIN = 128
 """Shorter items would write and read partial results for too little context."""
 QUERY_ROWS_MIN = 16
 """The smallest tile of a tensor core; a smaller group of query heads is padded to it."""
-MERGED_AT_ONCE = 16
 VARYING = ("sequences", "programs", "item_tokens_min", "window", "table_stride")
 """Arguments that differ from step to step: Triton must not compile anew where one is 1 or divides by 16."""
 
@@ -143,7 +143,6 @@ def decode_attention(
         WINDOWED=window_tokens is not None,
         SEQUENCES=padded,
         TILE_TOKENS=tile.tokens,
-        AT_ONCE=MERGED_AT_ONCE,
         num_warps=4,
         enable_fp_fusion=FUSE_MULTIPLY_ADD,
     )
@@ -301,7 +300,6 @@ def _merge_items(
     WINDOWED: tl.constexpr,
     SEQUENCES: tl.constexpr,
     TILE_TOKENS: tl.constexpr,
-    AT_ONCE: tl.constexpr,
 ):
     """Joins the partial results of one sequence and query head, weighted by their share of the whole."""
     sequence = tl.program_id(0)
@@ -320,24 +318,6 @@ def _merge_items(
     if count == 0:
         tl.store(place, tl.zeros([HEAD_DIM_PADDED], output.dtype.element_ty), mask=dim_live)
         return
-    first = tl.sum(tl.where(index < sequence, counts, 0), 0)
-    parts = tl.arange(0, AT_ONCE)
-    best = tl.full([], MASKED_SCORE, tl.float32)
-    weight = tl.zeros([], tl.float32)
-    attended = tl.zeros([HEAD_DIM_PADDED], tl.float32)
-    for start in tl.range(0, count, AT_ONCE):
-        live = start + parts < count
-        rows = (first + start + parts).to(tl.int64) * (KV_HEADS * GROUP) + head
-        weights = tl.load(partial_weight + rows, mask=live, other=float("-inf"))
-        pieces = tl.load(
-            partial + rows[:, None] * HEAD_DIM + dims[None, :],
-            mask=live[:, None] & dim_live[None, :],
-            other=0.0,
-        )
-        best_now = tl.maximum(best, tl.max(weights, 0))
-        shares = tl.exp2(weights - best_now)
-        shrink = tl.exp2(best - best_now)
-        weight = weight * shrink + tl.sum(shares, 0)
-        attended = attended * shrink + tl.sum(pieces * shares[:, None], 0)
-        best = best_now
-    tl.store(place, (attended / weight).to(output.dtype.element_ty), mask=dim_live)
+    first = tl.sum(tl.where(index < sequence, counts, 0), 0).to(tl.int64) * (KV_HEADS * GROUP) + head
+    attended = merge(partial, partial_weight, first, KV_HEADS * GROUP, count, HEAD_DIM, HEAD_DIM_PADDED)
+    tl.store(place, attended.to(output.dtype.element_ty), mask=dim_live)

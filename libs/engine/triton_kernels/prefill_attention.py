@@ -4,6 +4,9 @@ Flash attention: scores never leave the chip. The query heads that share a key h
 r being token r // group and head r % group, so that each tile of keys is read once for all of them. The
 runs of a batch are cut into tiles of tokens; a program finds its run from the lengths on the device, and
 long rows start first, so that no long program starts last.
+
+A short run on a long cached prefix is few tiles: then the context is cut into parts as well, so that the
+whole chip reads it, and a second kernel joins what the parts found.
 """
 
 from dataclasses import dataclass
@@ -20,6 +23,7 @@ from engine.triton_kernels.common import (
     Chip,
     blocks_of,
     find_work,
+    merge,
     multiply,
     multiply_add,
     require_contiguous_rows,
@@ -29,7 +33,10 @@ from engine.triton_kernels.common import (
 
 FEW_ROWS = 16
 """Runs as short as this (tokens · group) get the smallest tile of a tensor core."""
-VARYING = ("sequences", "window", "table_stride")
+PART_TOKENS_MIN = 512
+"""Shorter parts would write and read partial results for too little context."""
+PARTS_MAX = 32
+VARYING = ("sequences", "window", "table_stride", "parts", "query_rows")
 """Arguments that differ from step to step: Triton must not compile anew where one is 1 or divides by 16."""
 
 
@@ -51,7 +58,7 @@ def prefill_tile(dtype: torch.dtype, head_dim: int, rows_max: int, chip: Chip) -
     few = rows_max <= FEW_ROWS
     if dtype == torch.float32:
         # Each float32 product is three of half the precision: their operands fill the registers.
-        return PrefillTile(rows=FEW_ROWS if few else 32, tokens=32, warps=4 if few else 8, stages=2)
+        return PrefillTile(rows=FEW_ROWS if few else 32, tokens=32, warps=8, stages=2)
     if few:
         return PrefillTile(rows=FEW_ROWS, tokens=64 if head_dim <= 128 else 32, warps=4, stages=3)
     if head_dim > 128:
@@ -68,12 +75,15 @@ def prefill_attention(
     block_table: Tensor,
     output: Tensor,
     *,
+    first_row: int,
     query_tokens_max: int,
+    kv_tokens_max: int,
     scale: float,
     window_tokens: int | None,
     chip: Chip,
+    part_tokens_min: int = PART_TOKENS_MIN,
 ) -> None:
-    """Fills the rows of `output` [N, H, D] that `query_starts` [S + 1] names, and no others.
+    """Fills the rows of `output` [N, H, D] from `first_row`, which is query_starts[0], to the last.
 
     keys, values [B, K, T, D]; kv_tokens [S] and block_table [S, ≥ blocks] int32. Run s is query rows
     query_starts[s] up to query_starts[s + 1], the newest of its kv_tokens[s] tokens.
@@ -87,16 +97,27 @@ def prefill_attention(
     tile = prefill_tile(query.dtype, head_dim, query_tokens_max * group, chip)
     tile_queries = max(1, tile.rows // group)
     # Each run may end in one tile that is not full.
-    tiles_max = rows // tile_queries + sequences
-    _attend_runs[(tiles_max, kv_heads)](
+    tiles_max = (rows - first_row) // tile_queries + sequences
+    seen_tokens = kv_tokens_max if window_tokens is None else window_tokens + query_tokens_max
+    parts = context_parts(tiles_max * kv_heads, min(seen_tokens, kv_tokens_max), chip, part_tokens_min)
+    head_dim_padded = triton.next_power_of_2(head_dim)
+    partial, partial_weight = output, output  # neither read nor written where there is one part
+    if parts > 1:
+        partial = torch.empty((parts, rows, heads, head_dim), dtype=torch.float32, device=query.device)
+        partial_weight = torch.empty((parts, rows, heads), dtype=torch.float32, device=query.device)
+    _attend_runs[(tiles_max, kv_heads, parts)](
         query,
         keys,
         values,
         output,
+        partial,
+        partial_weight,
         query_starts,
         kv_tokens,
         block_table,
         sequences,
+        parts,
+        rows,
         window_tokens or 0,
         scale * LOG2_E,
         query.stride(0),
@@ -109,9 +130,10 @@ def prefill_attention(
         block_table.stride(0),
         GROUP=group,
         HEAD_DIM=head_dim,
-        HEAD_DIM_PADDED=triton.next_power_of_2(head_dim),
+        HEAD_DIM_PADDED=head_dim_padded,
         BLOCK_TOKENS=block_tokens,
         WINDOWED=window_tokens is not None,
+        SPLIT=parts > 1,
         SEQUENCES=sequences_padded(sequences),
         ROWS=max(tile.rows, triton.next_power_of_2(group)),
         TILE_QUERIES=tile_queries,
@@ -120,6 +142,27 @@ def prefill_attention(
         enable_fp_fusion=FUSE_MULTIPLY_ADD,
         num_stages=tile.stages,
     )
+    if parts > 1:
+        _merge_parts[(rows - first_row, heads)](
+            output,
+            partial,
+            partial_weight,
+            first_row,
+            parts,
+            rows,
+            output.stride(0),
+            output.stride(1),
+            HEADS=heads,
+            HEAD_DIM=head_dim,
+            HEAD_DIM_PADDED=head_dim_padded,
+            num_warps=4,
+            enable_fp_fusion=FUSE_MULTIPLY_ADD,
+        )
+
+
+def context_parts(programs: int, seen_tokens: int, chip: Chip, part_tokens_min: int) -> int:
+    """How many parts to cut the context into so that `programs` of one part each fill the chip."""
+    return max(1, min(chip.multiprocessors // programs, seen_tokens // part_tokens_min, PARTS_MAX))
 
 
 @triton.jit
@@ -192,10 +235,14 @@ def _attend_runs(
     keys,
     values,
     output,
+    partial,
+    partial_weight,
     query_starts,
     kv_tokens,
     block_table,
     sequences,
+    parts,
+    query_rows,
     window,
     scale,
     query_stride_row,
@@ -211,12 +258,13 @@ def _attend_runs(
     HEAD_DIM_PADDED: tl.constexpr,
     BLOCK_TOKENS: tl.constexpr,
     WINDOWED: tl.constexpr,
+    SPLIT: tl.constexpr,
     SEQUENCES: tl.constexpr,
     ROWS: tl.constexpr,
     TILE_QUERIES: tl.constexpr,
     TILE_TOKENS: tl.constexpr,
 ):
-    """One tile of queries of one run, for one key head."""
+    """One tile of queries of one run, for one key head, over all of its context or a part of it."""
     head = tl.program_id(1)
     index = tl.arange(0, SEQUENCES)
     begins = tl.load(query_starts + index, mask=index < sequences, other=0)
@@ -254,33 +302,74 @@ def _attend_runs(
     weight = tl.zeros([ROWS], tl.float32)
     best = tl.full([ROWS], MASKED_SCORE, tl.float32)
     start = tokens * 0
+    end = last_position + 1
     if WINDOWED:
-        # Blocks that no row sees are skipped; then tiles that some rows see only in part.
+        # Blocks that no row sees are skipped.
         start = tl.maximum(first_position - window + 1, 0) // BLOCK_TOKENS * BLOCK_TOKENS
+    part_start = start
+    part_end = end
+    if SPLIT:
+        part_tiles = (end - start + parts * TILE_TOKENS - 1) // (parts * TILE_TOKENS)
+        part_start = start + tl.program_id(2) * (part_tiles * TILE_TOKENS)
+        part_end = tl.minimum(part_start + part_tiles * TILE_TOKENS, end)
+    # Tiles that the window cuts for some rows, then those that all rows see in full, last the diagonal.
+    whole_from = start
+    if WINDOWED:
         whole_from = tl.maximum(last_position - window + 1, start)
         whole_from = start + (whole_from - start + TILE_TOKENS - 1) // TILE_TOKENS * TILE_TOKENS
-        whole_from = tl.minimum(whole_from, last_position + 1)
+        whole_from = tl.minimum(whole_from, end)
         attended, weight, best = _attend_context(
             attended, weight, best, tile_query, head_keys, head_values, table_row,
-            start, whole_from, tokens, row_positions, window, scale,
+            part_start, tl.minimum(whole_from, part_end), tokens, row_positions, window, scale,
             stride_block, stride_token,
             HEAD_DIM, HEAD_DIM_PADDED, BLOCK_TOKENS, WINDOWED, TILE_TOKENS, False,
         )  # fmt: skip
-        start = whole_from
-    # Then those that all rows see in full, and last the diagonal.
-    whole_to = start + tl.maximum(first_position + 1 - start, 0) // TILE_TOKENS * TILE_TOKENS
+    whole_to = whole_from + tl.maximum(first_position + 1 - whole_from, 0) // TILE_TOKENS * TILE_TOKENS
     attended, weight, best = _attend_context(
         attended, weight, best, tile_query, head_keys, head_values, table_row,
-        start, whole_to, tokens, row_positions, window, scale,
-        stride_block, stride_token,
+        tl.maximum(whole_from, part_start), tl.minimum(whole_to, part_end), tokens, row_positions, window,
+        scale, stride_block, stride_token,
         HEAD_DIM, HEAD_DIM_PADDED, BLOCK_TOKENS, WINDOWED, TILE_TOKENS, True,
     )  # fmt: skip
     attended, weight, best = _attend_context(
         attended, weight, best, tile_query, head_keys, head_values, table_row,
-        whole_to, last_position + 1, tokens, row_positions, window, scale,
+        tl.maximum(whole_to, part_start), part_end, tokens, row_positions, window, scale,
         stride_block, stride_token,
         HEAD_DIM, HEAD_DIM_PADDED, BLOCK_TOKENS, WINDOWED, TILE_TOKENS, False,
     )  # fmt: skip
-    attended = attended / weight[:, None]
-    place = output + (row_at * output_stride_row + heads * output_stride_head)[:, None] + dims[None, :]
-    tl.store(place, attended.to(output.dtype.element_ty), mask=loaded)
+    if SPLIT:
+        # A row may see nothing of a part; then its share of the whole is nothing.
+        attended = attended / tl.where(weight > 0.0, weight, 1.0)[:, None]
+        partial_row = (tl.program_id(2).to(tl.int64) * query_rows + row_at) * (
+            tl.num_programs(1) * GROUP
+        ) + heads
+        tl.store(partial + partial_row[:, None] * HEAD_DIM + dims[None, :], attended, mask=loaded)
+        tl.store(partial_weight + partial_row, best + tl.log2(weight), mask=row_live)
+    else:
+        attended = attended / weight[:, None]
+        place = output + (row_at * output_stride_row + heads * output_stride_head)[:, None] + dims[None, :]
+        tl.store(place, attended.to(output.dtype.element_ty), mask=loaded)
+
+
+@triton.jit(do_not_specialize=("first_row", "parts", "query_rows"))
+def _merge_parts(
+    output,
+    partial,
+    partial_weight,
+    first_row,
+    parts,
+    query_rows,
+    output_stride_row,
+    output_stride_head,
+    HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HEAD_DIM_PADDED: tl.constexpr,
+):
+    """Joins what the parts found for one row and query head."""
+    row = (first_row + tl.program_id(0)).to(tl.int64)
+    head = tl.program_id(1)
+    stride = query_rows.to(tl.int64) * HEADS
+    attended = merge(partial, partial_weight, row * HEADS + head, stride, parts, HEAD_DIM, HEAD_DIM_PADDED)
+    dims = tl.arange(0, HEAD_DIM_PADDED)
+    place = output + row * output_stride_row + head * output_stride_head + dims
+    tl.store(place, attended.to(output.dtype.element_ty), mask=dims < HEAD_DIM)

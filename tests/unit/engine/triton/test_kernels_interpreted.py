@@ -41,6 +41,13 @@ PREFILL_CASES = [
     ),
     AttentionCase(runs=((62, 2), (14, 2)), dtype=F16, heads=8, kv_heads=2, head_dim=128),
 ]
+SPLIT_PREFILL_CASES = [
+    AttentionCase(runs=((0, 1),)),
+    AttentionCase(runs=((60, 15),), dtype=BF16, head_dim=128, heads=8, kv_heads=2),
+    AttentionCase(runs=((110, 10), (0, 3), (31, 2))),
+    AttentionCase(runs=((100, 20), (0, 17)), window_tokens=50),
+    AttentionCase(runs=((128, 5),), dtype=F16, heads=8, kv_heads=2, window_tokens=70),
+]
 
 
 @pytest.mark.parametrize("case", DECODE_CASES, ids=str)
@@ -61,6 +68,12 @@ def test_decode_attention_of_a_padded_row(interpreter: Interpreter) -> None:
 @pytest.mark.parametrize("case", PREFILL_CASES, ids=str)
 def test_prefill_attention(interpreter: Interpreter, case: AttentionCase) -> None:
     interpreter.call(kernel_checks.check_prefill_attention, case, CPU)
+
+
+@pytest.mark.parametrize("case", SPLIT_PREFILL_CASES, ids=str)
+def test_prefill_attention_of_parts_of_the_context(interpreter: Interpreter, case: AttentionCase) -> None:
+    # Many multiprocessors, and parts as short as a tile.
+    interpreter.call(kernel_checks.check_prefill_attention, case, CPU, 99 * 1024, 64, 1)
 
 
 @pytest.mark.parametrize(("dtype", "kv_heads", "head_dim"), [(F32, 3, 64), (BF16, 2, 128), (F16, 1, 80)])
