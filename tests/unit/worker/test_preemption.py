@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from tests.support.engines import sampled_answer
-from tests.support.step_bench import Bench, running
+from tests.support.step_bench import WAIT_S_MAX, Bench, running
 from tests.support.workers import TOKENS, Workers, prompt, workers
 
 from engine.layout import KVLayout
@@ -88,8 +88,9 @@ async def test_who_comes_back_takes_its_old_place() -> None:
     async with running(blocks=12) as bench:
         moves = recorded_moves(bench)
         oldest, old = [bench.add(f"r{n}", [n] * 48, 60 + 60 * n) for n in range(2)]
-        while not moves:  # noqa: ASYNC110
-            await asyncio.sleep(0)
+        async with asyncio.timeout(WAIT_S_MAX):
+            while not moves:  # noqa: ASYNC110
+                await asyncio.sleep(0)
         young = bench.add("r2", [2] * 16, 120)
         for listener in (oldest, old, young):
             await listener.expect_answer()
