@@ -3,6 +3,7 @@
 What has no kernel of its own here is the torch twin's.
 """
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -77,7 +78,7 @@ class NativeOps:
     def rms_norm(self, rows: Tensor, weight: Tensor, epsilon: float) -> Tensor:
         output = torch.empty(rows.shape)
         if rows.dim() not in (2, 3) or rows.stride(-1) != 1:
-            rows = rows.reshape(-1, rows.shape[-1]).contiguous()
+            rows = rows.reshape(math.prod(rows.shape[:-1]), rows.shape[-1]).contiguous()
         outer, outer_stride = rows.shape[0], rows.stride(0)
         inner, inner_stride = (1, 0) if rows.dim() == 2 else (rows.shape[1], rows.stride(1))
         self._library.rms_norm(

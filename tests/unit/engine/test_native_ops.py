@@ -174,6 +174,13 @@ class TestInt8Weights:
         steps = weight.abs().amax(1, keepdim=True) / 127
         assert bool(((product - weight).abs() <= steps * 0.5001).all())
 
+    def test_what_is_no_number_is_not_rounded_away(self, int8_ops: NativeOps) -> None:
+        weight = _random(40, 30)
+        weight[3, 4], weight[5, 6], weight[8] = math.nan, -math.inf, weight[8] * 1e-38
+        product = int8_ops.linear(torch.eye(30), int8_ops.pack([weight])).T
+        assert product.isfinite().all(1).logical_not().nonzero().flatten().tolist() == [3, 5]
+        assert bool(((product - weight)[8].abs() <= weight[8].abs().max() / 127 * 0.51).all())
+
 
 def _rounded(weight: Tensor) -> Tensor:
     step = weight.double().abs().amax(1, keepdim=True) / 127
@@ -189,6 +196,17 @@ class TestRowOperations:
         expected = torch.nn.functional.rms_norm(rows.double(), (width,), weight.double(), 1e-5)
         _close(ops.rms_norm(rows, weight, 1e-5), expected)
         _close(ops.rms_norm(rows[:, 0], weight, 1e-5), expected[:, 0])
+
+    @pytest.mark.parametrize("shape", [(20,), (3, 20), (2, 3, 20), (2, 3, 4, 20)])
+    def test_rms_norm_of_any_dimensions(self, ops: NativeOps, shape: tuple[int, ...]) -> None:
+        rows, weight = _random(20, *shape[:-1]).movedim(0, -1), _random(20, seed=1)
+        expected = torch.nn.functional.rms_norm(rows.double(), (20,), weight.double(), 1e-5)
+        _close(ops.rms_norm(rows, weight, 1e-5), expected)
+
+    def test_no_rows(self, ops: NativeOps) -> None:
+        weight = ops.pack([_random(7, 20)])
+        assert ops.linear(torch.empty(0, 20), weight).shape == (0, 7)
+        assert ops.rms_norm(torch.empty(0, 20), torch.ones(20), 1e-5).shape == (0, 20)
 
     @pytest.mark.parametrize("shape", [(1, 7), (5, 576), (200, 1000)])
     def test_add_rms_norm(self, ops: NativeOps, threads: int, shape: tuple[int, int]) -> None:

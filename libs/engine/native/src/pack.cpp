@@ -25,11 +25,15 @@ void pack_lanes(const float* rows, int64_t stride, int count, int64_t in, float*
         for (int r = 0; r < count; r++) lanes[k * PANEL + r] = rows[r * stride + k];
 }
 
-// One row of a matrix becomes one lane of quads. Returns the scale that turns them back.
+// One row of a matrix becomes one lane of quads. Returns the scale that turns them back, which is no number
+// where one of the row is none: the products then show it, as those of the row itself would.
 float quantise_lane(const float* row, int64_t in, int32_t* lane) {
-    constexpr float STEPS = 127.0f;
+    constexpr double STEPS = 127.0;
     float largest = 0.0f;
-    for (int64_t k = 0; k < in; k++) largest = std::max(largest, std::fabs(row[k]));
+    for (int64_t k = 0; k < in; k++) {
+        if (!std::isfinite(row[k])) return std::numeric_limits<float>::quiet_NaN();
+        largest = std::max(largest, std::fabs(row[k]));
+    }
     if (largest == 0.0f) return 0.0f;
     for (int64_t first = 0; first < in; first += QUAD) {
         uint32_t quad = 0;
@@ -39,7 +43,7 @@ float quantise_lane(const float* row, int64_t in, int32_t* lane) {
         }
         lane[first / QUAD * PANEL] = int32_t(quad);
     }
-    return largest / STEPS;
+    return float(largest / STEPS);
 }
 
 }  // namespace
