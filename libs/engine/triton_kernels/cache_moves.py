@@ -55,7 +55,7 @@ def _move(layer: Tensor, block_ids: Tensor, blocks: Tensor, *, to_cache: bool) -
         raise ValueError("blocks: must be contiguous")
     if count == 0:
         return
-    _move_heads[(two * kv_heads, count)](
+    _move_heads[(count, two * kv_heads)](
         layer,
         block_ids,
         blocks,
@@ -131,9 +131,9 @@ def _move_heads(
     TO_CACHE: tl.constexpr,
 ):
     """The keys or the values of one head of one block."""
-    part = tl.program_id(0) // KV_HEADS
-    head = tl.program_id(0) % KV_HEADS
-    index = tl.program_id(1).to(tl.int64)
+    index = tl.program_id(0).to(tl.int64)
+    part = tl.program_id(1) // KV_HEADS
+    head = tl.program_id(1) % KV_HEADS
     block_id = tl.load(block_ids + index).to(tl.int64)
     tokens = tl.arange(0, BLOCK_TOKENS_PADDED).to(tl.int64)[:, None]
     dims = tl.arange(0, HEAD_DIM_PADDED)[None, :]
@@ -142,7 +142,7 @@ def _move_heads(
         layer + block_id * stride_block + part.to(tl.int64) * stride_part + head.to(tl.int64) * stride_head
     )
     in_cache = in_cache + tokens * stride_token + dims
-    head_row = index * (2 * KV_HEADS) + tl.program_id(0)
+    head_row = index * (2 * KV_HEADS) + tl.program_id(1)
     packed = blocks + (head_row * BLOCK_TOKENS + tokens) * HEAD_DIM + dims
     if TO_CACHE:
         tl.store(in_cache, tl.load(packed, mask=live), mask=live)

@@ -22,7 +22,7 @@ def rotate_(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> None:
     kv_heads = key.shape[1]
     heads_at_once = min(ROTATED_HEADS_AT_ONCE, triton.next_power_of_2(heads))
     query_tiles = triton.cdiv(heads, heads_at_once)
-    _rotate_heads[(query_tiles + triton.cdiv(kv_heads, heads_at_once), tokens)](
+    _rotate_heads[(tokens, query_tiles + triton.cdiv(kv_heads, heads_at_once))](
         query,
         key,
         cos,
@@ -64,7 +64,7 @@ def gate(gate_up: Tensor) -> Tensor:
     rows, width = gate_up.shape[0], gate_up.shape[1] // 2
     gated = torch.empty((rows, width), dtype=gate_up.dtype, device=gate_up.device)
     if rows:
-        _gate_rows[(triton.cdiv(width, GATE_ELEMENTS), rows)](
+        _gate_rows[(rows, triton.cdiv(width, GATE_ELEMENTS))](
             gate_up,
             gated,
             gate_up.stride(0),
@@ -155,8 +155,8 @@ def _rotate_heads(
     HEADS_AT_ONCE: tl.constexpr,
 ):
     """A few heads of one token, of the query or of the key."""
-    tile = tl.program_id(0)
-    row = tl.program_id(1).to(tl.int64)
+    row = tl.program_id(0).to(tl.int64)
+    tile = tl.program_id(1)
     pairs = tl.arange(0, HALF_PADDED)
     cosine = tl.load(cos + row * cos_stride_row + pairs, mask=pairs < HALF, other=0.0)[None, :]
     sine = tl.load(sin + row * sin_stride_row + pairs, mask=pairs < HALF, other=0.0)[None, :]
@@ -212,8 +212,8 @@ def _norm_rows(
 @triton.jit
 def _gate_rows(gate_up, gated, stride_row, WIDTH: tl.constexpr, ELEMENTS: tl.constexpr):
     """A part of one row."""
-    row = tl.program_id(1).to(tl.int64)
-    dims = tl.program_id(0) * ELEMENTS + tl.arange(0, ELEMENTS)
+    row = tl.program_id(0).to(tl.int64)
+    dims = tl.program_id(1) * ELEMENTS + tl.arange(0, ELEMENTS)
     live = dims < WIDTH
     held = tl.load(gate_up + row * stride_row + dims, mask=live).to(tl.float32)
     up = tl.load(gate_up + row * stride_row + WIDTH + dims, mask=live).to(tl.float32)
