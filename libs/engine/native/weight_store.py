@@ -55,7 +55,8 @@ class WeightStore:
         try:
             if not (path.is_file() and path.stat().st_size == size * 4):
                 self._make(path, size, pack)
-            os.utime(path)  # the order of removal
+            with contextlib.suppress(OSError):  # a folder that is only read has no need of it
+                os.utime(path)  # the order of removal
             return _mapped(path)
         except OSError as error:
             self._refuse(error)

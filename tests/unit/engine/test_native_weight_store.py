@@ -86,6 +86,21 @@ def test_private_where_the_disk_refuses(
     assert caplog.text.count("stay private") == 1
 
 
+def test_a_folder_that_is_only_read_shares_what_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one in an image, or another user's."""
+    WeightStore(tmp_path).obtain("key", SIZE, Packer(6.0))
+
+    def refuse(path: Path) -> None:
+        raise PermissionError("not yours")
+
+    monkeypatch.setattr(weight_store.os, "utime", refuse)
+    packer = Packer(6.0)
+    assert _is_file_mapped(WeightStore(tmp_path).obtain("key", SIZE, packer))
+    assert packer.calls == 0
+
+
 def test_what_was_not_used_for_longest_goes_first(tmp_path: Path) -> None:
     store = WeightStore(tmp_path)
     held = {key: store.obtain(key, SIZE, Packer(float(i))) for i, key in enumerate(("a", "b", "c"))}
