@@ -358,6 +358,9 @@ class TestAttention:
     ) -> None:
         Scene([(4500, 1), (64 * 64 - 1, 1), (64 * 64, 1)], heads=2, kv_heads=1, window=window).check(ops)
 
+    def test_more_decodes_than_partial_results_are_kept_for(self, ops: NativeOps, threads: int) -> None:
+        Scene([(900, 1)] * 150 + [(20, 3)], heads=2, kv_heads=1, dim=16, decodes=150).check(ops)
+
     def test_scores_of_any_size(self, ops: NativeOps) -> None:
         scene = Scene([(100, 1), (30, 50)])
         scene.scale = 60.0

@@ -16,6 +16,8 @@ namespace {
 // Chunks are this long, or a multiple of it where a context would have more than CHUNKS_MAX.
 constexpr int64_t CHUNK_TOKENS = 64;
 constexpr int64_t CHUNKS_MAX = 64;
+// Partial results kept at once, or CHUNKS_MAX more: decodes beyond them are attended after the first ones.
+constexpr int64_t PARTIALS_MAX = 2048;
 // Tokens whose scores are weighed together; a multiple of every WIDTH.
 constexpr int STEP_TOKENS = 16;
 // Query heads that share one pass over keys and values; what more there are takes another pass.
@@ -221,33 +223,45 @@ struct Context {
     }
 };
 
+// The decodes `sequences` of a step; chunk c of the i-th is the partial result number firsts[i] + c.
+void attend_group(const LayerBlocks& layer, const AttentionStep& step, Range sequences, const int64_t* firsts,
+                  float* partials) {
+    const int64_t count = sequences.end - sequences.begin, pitch = Partial::floats(step);
+#pragma omp parallel
+    {
+        const Range own = own_share(firsts[count]);
+        int64_t index = std::upper_bound(firsts, firsts + count + 1, own.begin) - firsts - 1;
+        for (int64_t chunk = own.begin; chunk < own.end; chunk++) {
+            while (chunk >= firsts[index + 1]) index++;
+            const int64_t sequence = sequences.begin + index;
+            const Range positions = Context(step, sequence).chunk(chunk - firsts[index]);
+            attend_chunk(layer, step, sequence, positions, Partial(partials + chunk * pitch, step));
+        }
+#pragma omp barrier
+        const Range joined = own_share(count * step.heads);
+        for (int64_t pair = joined.begin; pair < joined.end; pair++) {
+            const int64_t of = pair / step.heads, head = pair % step.heads;
+            const int64_t row = step.query_starts[sequences.begin + of];
+            float* output = step.output + (row * step.heads + head) * step.dim;
+            join_chunks(partials + firsts[of] * pitch, firsts[of + 1] - firsts[of], pitch, step, head, output);
+        }
+    }
+}
+
 }  // namespace
 
 void attend_decodes(const LayerBlocks& layer, const AttentionStep& step) {
     thread_local Scratch scratch;
-    thread_local std::vector<int64_t> first_chunks;  // of each sequence, and their number
-    first_chunks.assign(1, 0);
-    for (int64_t sequence = 0; sequence < step.decodes; sequence++)
-        first_chunks.push_back(first_chunks.back() + Context(step, sequence).chunks());
-    const int64_t pitch = Partial::floats(step);
-    float* partials = scratch.floats(first_chunks.back() * pitch);
-    const int64_t* firsts = first_chunks.data();
-#pragma omp parallel
-    {
-        const Range own = own_share(firsts[step.decodes]);
-        int64_t sequence = std::upper_bound(firsts, firsts + step.decodes + 1, own.begin) - firsts - 1;
-        for (int64_t chunk = own.begin; chunk < own.end; chunk++) {
-            while (chunk >= firsts[sequence + 1]) sequence++;
-            const Range positions = Context(step, sequence).chunk(chunk - firsts[sequence]);
-            attend_chunk(layer, step, sequence, positions, Partial(partials + chunk * pitch, step));
-        }
-#pragma omp barrier
-        const Range joined = own_share(step.decodes * step.heads);
-        for (int64_t index = joined.begin; index < joined.end; index++) {
-            const int64_t of = index / step.heads, head = index % step.heads;
-            float* output = step.output + (step.query_starts[of] * step.heads + head) * step.dim;
-            join_chunks(partials + firsts[of] * pitch, firsts[of + 1] - firsts[of], pitch, step, head, output);
-        }
+    thread_local std::vector<int64_t> firsts;
+    int64_t begin = 0;
+    while (begin < step.decodes) {
+        firsts.assign(1, 0);
+        int64_t end = begin;
+        while (end < step.decodes && firsts.back() < PARTIALS_MAX)
+            firsts.push_back(firsts.back() + Context(step, end++).chunks());
+        float* partials = scratch.floats(firsts.back() * Partial::floats(step));
+        attend_group(layer, step, {begin, end}, firsts.data(), partials);
+        begin = end;
     }
 }
 
