@@ -329,9 +329,14 @@ class TestAttention:
         sequences = [(0, 1), (40, 1), (0, 70), (33, 20)]
         Scene(sequences, heads=heads, kv_heads=kv_heads, dim=dim, window=window).check(ops)
 
-    @pytest.mark.parametrize("tokens", [1, 15, 16, 17, 63, 64, 65, 128, 129, 200])
+    @pytest.mark.parametrize("tokens", [1, 15, 16, 17, 63, 64, 65, 127, 128, 129, 256, 257])
     def test_lengths_around_blocks_and_tiles(self, ops: NativeOps, tokens: int, threads: int) -> None:
         Scene([(tokens - 1, 1), (0, tokens), (5, tokens)], kv_heads=1, heads=3, decodes=1).check(ops)
+
+    @pytest.mark.parametrize("window", [1, 100, 128, 300])
+    def test_windows_over_more_than_two_tiles(self, ops: NativeOps, window: int) -> None:
+        """With tiles that the window cuts, tiles before it, and tiles within that it does not touch."""
+        Scene([(0, 400), (290, 130)], kv_heads=1, heads=3, window=window).check(ops)
 
     @settings(max_examples=EXAMPLES)
     @given(

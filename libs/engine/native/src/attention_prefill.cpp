@@ -13,8 +13,8 @@
 namespace moonpool {
 namespace {
 
-constexpr int TILE_TOKENS = 64;  // a multiple of PANEL
-constexpr int64_t TASK_ROWS_MAX = 96;
+constexpr int TILE_TOKENS = 128;  // a multiple of PANEL
+constexpr int64_t TASK_ROWS_MAX = 192;
 static_assert(TILE_TOKENS % PANEL == 0);
 
 struct Task {
