@@ -11,6 +11,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from engine.arena_copy import ArenaCopy
 from engine.cost_profile import (
     PROFILE_FURTHER_ROUND_S_MAX,
     PROFILE_ROUNDS_MAX,
@@ -19,9 +20,11 @@ from engine.cost_profile import (
     plan_profile,
     profile_step,
 )
+from engine.decode_graphs import CudaRecorder, DecodeGraphs
 from engine.errors import EngineError
 from engine.families.decoder import DecoderModel
 from engine.layout import KVLayout
+from engine.ops import StepTensors
 from engine.paged_cache import PagedCache, to_tensors
 from engine.sampler import NOTHING_SAMPLED, check, sample
 from engine.step import FlatStep, SequenceStep, StepLimits, StepResult, flatten
@@ -33,7 +36,12 @@ __all__ = ["Engine", "KVLayout", "SequenceStep", "StepResult"]
 
 
 class Engine:
-    """Computes steps of a whole model over an arena of `blocks` blocks, in place and without a copy."""
+    """Computes steps of a whole model over the KV of `blocks` blocks.
+
+    On a CPU it computes on the arena itself, without a copy. On a GPU it has a cache in device memory, and
+    the arena is what others see of it: blocks are copied there when they are full, layers of blocks before
+    `on_layer` is told of them, and `load_blocks` brings in what was written from outside.
+    """
 
     def __init__(
         self,
@@ -44,8 +52,10 @@ class Engine:
         *,
         threads: int = 1,
         swap_slots: int = 0,
+        own_cache: bool = False,
     ) -> None:
-        """`swap_slots`: blocks of host memory beside the cache, for `swap_out` and `swap_in`."""
+        """`swap_slots`: blocks of host memory beside the cache, for `swap_out` and `swap_in`. `own_cache`:
+        a cache beside the arena even on a CPU."""
         if not model.whole:
             raise EngineError(
                 f"the engine needs a whole model, not layers {model.layers} of {model.config.layers}"
@@ -56,9 +66,15 @@ class Engine:
         if threads < 1:
             raise EngineError(f"threads must be at least 1, not {threads}")
         self._model = model
-        self._cache = PagedCache.over(layout, arena_buffer, blocks)
-        self._swap = SwapSpace(self._cache.blocks, swap_slots)
         self._device = model.ops.device
+        arena = PagedCache.over(layout, arena_buffer, blocks)
+        self._cache = arena
+        self._arena_copy: ArenaCopy | None = None
+        if own_cache or self._device.type != "cpu":
+            self._cache = PagedCache.on_device(layout, blocks, self._device)
+            self._arena_copy = ArenaCopy(model.ops, self._cache, arena)
+        self._swap = SwapSpace(self._cache.blocks, swap_slots)
+        self._graphs = _decode_graphs(model, self._cache, layout)
         self._threads = threads
         self._limits = StepLimits(
             blocks, layout.block_tokens, model.config.context_tokens_max, model.config.vocab_size
@@ -131,6 +147,16 @@ class Engine:
             transfer_bytes_per_s=transfer_bytes_per_s,
         )
 
+    @property
+    def computes_on_arena(self) -> bool:
+        """Whether what is written into the arena from outside needs no `load_blocks`."""
+        return self._arena_copy is None
+
+    def load_blocks(self, block_ids: Sequence[int]) -> None:
+        """Blocks that were written into the arena from outside are computed on from the next step."""
+        if self._arena_copy is not None:
+            self._arena_copy.load(torch.tensor(block_ids, dtype=torch.int64))
+
     def swap_out(self, block_ids: Sequence[int], slots: Sequence[int]) -> None:
         """Copies blocks into slots of host memory; done when this returns."""
         self._swap.swap_out(block_ids, slots)
@@ -138,6 +164,8 @@ class Engine:
     def swap_in(self, slots: Sequence[int], block_ids: Sequence[int]) -> None:
         """Copies slots back into blocks, bit by bit what they were."""
         self._swap.swap_in(slots, block_ids)
+        if self._arena_copy is not None:
+            self._arena_copy.store(torch.tensor(block_ids, dtype=torch.int64))
 
     def measure_swap(self, block_ids: Sequence[int]) -> HostCopyCost:
         """What `swap_out` and `swap_in` take here; overwrites slots, needs at least one of each."""
@@ -155,7 +183,50 @@ class Engine:
         if step.clear_block_ids.size:
             self._cache.clear(torch.from_numpy(step.clear_block_ids).to(self._device))
         tensors = to_tensors(step, self._device)
+        if self._arena_copy is None:
+            return self._compute(step, tensors, on_layer)
+        if on_layer is not None:
+            stored = _stored_first(self._arena_copy, step, self._limits.block_tokens, on_layer)
+            return self._compute(step, tensors, stored)
+        logits = self._compute(step, tensors, None)
+        full_blocks = step.full_blocks(self._limits.block_tokens)
+        if full_blocks.size:
+            self._arena_copy.store(torch.from_numpy(full_blocks))
+        return logits
+
+    def _compute(
+        self, step: FlatStep, tensors: StepTensors, on_layer: Callable[[int], None] | None
+    ) -> Tensor:
         rows = torch.from_numpy(step.sampled_rows).to(self._device)
+        if self._graphs is not None and on_layer is None and tensors.decodes == len(step.kv_tokens):
+            return self._graphs.run(tensors)[rows]
         hidden = self._model.embed(tensors.token_ids)
         hidden = self._model.forward(hidden, tensors, self._cache, on_layer, rows=rows)
         return self._model.logits(hidden) if len(rows) else hidden.new_empty(0, self._limits.vocab_size)
+
+
+def _stored_first(
+    copy: ArenaCopy, step: FlatStep, block_tokens: int, on_layer: Callable[[int], None]
+) -> Callable[[int], None]:
+    """`on_layer`, told of a layer when its new KV is in the arena."""
+    written = torch.from_numpy(step.written_blocks(block_tokens))
+
+    def stored(layer: int) -> None:
+        copy.store_layer(layer, written)
+        on_layer(layer)
+
+    return stored
+
+
+def _decode_graphs(model: DecoderModel, cache: PagedCache, layout: KVLayout) -> DecodeGraphs | None:
+    """Recorded decode steps, on a GPU."""
+    device = model.ops.device
+    if device.type != "cuda":
+        return None
+    return DecodeGraphs(
+        lambda step: model.logits(model.forward(model.embed(step.token_ids), step, cache)),
+        CudaRecorder(device),
+        device,
+        blocks_max=-(-model.config.context_tokens_max // layout.block_tokens),
+        vocab_size=model.config.vocab_size,
+    )

@@ -43,6 +43,14 @@ class PagedCache:
             torch.frombuffer(buffer, dtype=dtype, count=blocks * layout.block_bytes // dtype.itemsize),
         )
 
+    @classmethod
+    def on_device(cls, layout: KVLayout, blocks: int, device: torch.device) -> "PagedCache":
+        """Memory of its own, zeroed."""
+        dtype = TORCH_DTYPES[layout.dtype_name]
+        return cls(
+            layout, torch.zeros(blocks * layout.block_bytes // dtype.itemsize, dtype=dtype, device=device)
+        )
+
     @property
     def blocks(self) -> Tensor:
         """[block, layer, 2, kv_head, token, head_dim]"""

@@ -99,6 +99,16 @@ class FlatStep:
     copy_blocks: Int64Array
     """[copies, 2]: from and to."""
 
+    def written_blocks(self, block_tokens: int) -> Int64Array:
+        """The blocks that get new KV, each once."""
+        return np.unique(self.slots // block_tokens)
+
+    def full_blocks(self, block_tokens: int) -> Int64Array:
+        """The blocks whose last slot is filled."""
+        blocks, offsets = np.divmod(self.slots, block_tokens)
+        full: Int64Array = blocks[offsets == block_tokens - 1]
+        return full
+
 
 def mask_words(vocab_size: int) -> int:
     """Length of a TokenMask."""

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from cluster.service import ServiceConfig
 from engine.backend import Backend
+from engine.layout import DTYPE_BYTES
 from engine.native.packing import WeightDtype
 from protocol.reservation import RESERVATION_TTL_S
 
@@ -15,7 +16,9 @@ RESERVATION_TTL_S_MIN = 2.0
 class WorkerConfig(ServiceConfig):
     model_folder: str = field(default="", metadata={"help": "folder with config.json and safetensors"})
     model_name: str = field(default="", metadata={"help": "name clients use; empty: the folder's name"})
-    dtype: str = field(default="float32", metadata={"help": "dtype of weights and KV"})
+    dtype: str = field(
+        default="float32", metadata={"help": "dtype of weights and KV", "choices": tuple(DTYPE_BYTES)}
+    )
     backend: str = field(
         default=Backend.AUTO,
         metadata={"help": "what computes: auto picks once, at start", "choices": tuple(Backend)},
@@ -26,6 +29,9 @@ class WorkerConfig(ServiceConfig):
             "help": "int8 rounds the matrices of a CPU engine; empty: dtype",
             "choices": ("", WeightDtype.INT8),
         },
+    )
+    own_cache: bool = field(
+        default=False, metadata={"help": "compute beside the arena even on a CPU, as on a GPU; for tests"}
     )
     kernels_folder: str = field(
         default="~/.cache/moonpool/kernels", metadata={"help": "keeps what was compiled for this machine"}

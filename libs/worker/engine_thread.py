@@ -42,6 +42,12 @@ class EngineThread:
             )
         )
 
+    async def load_blocks(self, block_ids: Sequence[int]) -> None:
+        """What a transfer wrote into these blocks is computed on from now."""
+        engine = self._ready()
+        if not engine.computes_on_arena:
+            await self._call(lambda: engine.load_blocks(block_ids))
+
     async def swap_out(self, block_ids: Sequence[int], slots: Sequence[int]) -> None:
         """Blocks to host memory; they may be given away when this returns."""
         engine = self._ready()

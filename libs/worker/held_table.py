@@ -81,6 +81,9 @@ class HeldTable:
             return
         answer = held.answers[0]
         sequence = answer.sequence
+        await self._node.engine.load_blocks(sequence.block_ids[sequence.stored_blocks :])
+        if held.hold.phase is not Phase.RUNNING or not held.answers:
+            return
         sequence.owner = answer
         sequence.goes_on = sequence.decodes = True
         sequence.context_tokens = len(sequence.token_ids)

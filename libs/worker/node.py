@@ -49,7 +49,7 @@ class Node:
         model = _model_config(config, folder)
         self.context = context
         self.config = config
-        self.layout = KVLayout.of(model, block_tokens=BLOCK_TOKENS)
+        self.layout = KVLayout.of(model, block_tokens=BLOCK_TOKENS, dtype_name=config.dtype)
         blocks = max(1, config.pool_bytes // self.layout.block_bytes)
         self.arena = Arena.create(blocks, self.layout.block_bytes)
         self.pool = BlockPool(blocks)
@@ -186,6 +186,7 @@ class Node:
             blocks,
             threads=config.threads,
             swap_slots=self.swap_slots.slots,
+            own_cache=config.own_cache,
         )
 
     async def _profile(self) -> CostCoefficients:
