@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from engine.draw import DrawParameters
+from engine.native.allocator import keep_freed_memory
 from engine.native.library import NativeLibrary, load_library
 from engine.native.packing import PackedLinear, WeightDtype, WeightPacker, float32_rows
 from engine.native.weight_store import WeightStore
@@ -37,6 +38,7 @@ class NativeOps:
         Raises NativeUnavailableError saying why there are no kernels.
         """
         library = load_library(cache_folder)
+        keep_freed_memory()
         return cls(library, WeightPacker(library, WeightStore(cache_folder / "weights"), weight_dtype))
 
     def pack(self, parts: Sequence[Tensor], biases: Sequence[Tensor | None] | None = None) -> PackedLinear:
