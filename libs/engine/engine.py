@@ -197,12 +197,15 @@ class Engine:
     def _compute(
         self, step: FlatStep, tensors: StepTensors, on_layer: Callable[[int], None] | None
     ) -> Tensor:
-        rows = torch.from_numpy(step.sampled_rows).to(self._device)
-        if self._graphs is not None and on_layer is None and tensors.decodes == len(step.kv_tokens):
-            return self._graphs.run(tensors)[rows]
+        sampling = torch.from_numpy(step.sampling).to(self._device)
+        all_decode = tensors.decodes == len(step.kv_tokens)
+        if all_decode and self._graphs is not None and on_layer is None:
+            return self._graphs.run(tensors)[sampling]
+        # Where all decode and all sample, the rows are wanted as they are.
+        last_of = None if all_decode and len(sampling) == tensors.decodes else sampling
         hidden = self._model.embed(tensors.token_ids)
-        hidden = self._model.forward(hidden, tensors, self._cache, on_layer, rows=rows)
-        return self._model.logits(hidden) if len(rows) else hidden.new_empty(0, self._limits.vocab_size)
+        hidden = self._model.forward(hidden, tensors, self._cache, on_layer, last_of=last_of)
+        return self._model.logits(hidden) if len(hidden) else hidden.new_empty(0, self._limits.vocab_size)
 
 
 def _stored_first(

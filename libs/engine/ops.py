@@ -40,6 +40,25 @@ class StepTensors:
     kv_tokens_max: int
     """The most context and new tokens of one sequence."""
 
+    def last_rows(self, sequences: Tensor) -> Tensor:
+        """[n]: the rows of the last new token of each of `sequences`, int64 [n]."""
+        return self.query_starts[sequences + 1].long() - 1
+
+    def last_tokens(self, sequences: Tensor) -> "StepTensors":
+        """A step of decodes: the last new token of each of `sequences`, all before it being context."""
+        rows = self.last_rows(sequences)
+        return StepTensors(
+            token_ids=self.token_ids[rows],
+            positions=self.positions[rows],
+            slots=self.slots[rows],
+            query_starts=torch.arange(len(sequences) + 1, dtype=torch.int32, device=rows.device),
+            kv_tokens=self.kv_tokens[sequences],
+            block_table=self.block_table[sequences],
+            decodes=len(sequences),
+            query_tokens_max=1,
+            kv_tokens_max=self.kv_tokens_max,
+        )
+
 
 class Linear(Protocol):
     """A matrix (or several, stacked along the outputs) as a backend keeps it; made by `Ops.pack`."""

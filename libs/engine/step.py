@@ -93,8 +93,8 @@ class FlatStep:
     """[S, most blocks of one sequence]: exactly the blocks that hold context and new tokens, then 0."""
     decodes: int
     """How many sequences have a single new token."""
-    sampled_rows: Int64Array
-    """Rows whose logits are wanted: the last of each sequence that samples, in the order given."""
+    sampling: Int64Array
+    """Numbers of the sequences whose last token samples, in the order given."""
     clear_block_ids: Int64Array
     copy_blocks: Int64Array
     """[copies, 2]: from and to."""
@@ -135,8 +135,8 @@ def flatten(sequences: Sequence[SequenceStep], limits: StepLimits) -> FlatStep:
     first_positions = (kv_tokens - new_tokens).astype(np.int64)
     positions = np.arange(int(query_starts[-1])) + (first_positions - query_starts[:-1])[row_of_token]
     block_index, offset = np.divmod(positions, limits.block_tokens)
-    last_rows = np.empty(len(ordered), np.int64)
-    last_rows[order] = query_starts[1:] - 1
+    numbers = np.empty(len(ordered), np.int64)
+    numbers[order] = np.arange(len(ordered))
     return FlatStep(
         token_ids=np.fromiter((t for s in ordered for t in s.token_ids), np.int64, len(positions)),
         positions=positions,
@@ -145,7 +145,7 @@ def flatten(sequences: Sequence[SequenceStep], limits: StepLimits) -> FlatStep:
         kv_tokens=kv_tokens,
         block_table=block_table,
         decodes=int((new_tokens == 1).sum()),
-        sampled_rows=last_rows[[s.sampling is not None for s in sequences]],
+        sampling=numbers[[s.sampling is not None for s in sequences]],
         clear_block_ids=np.asarray([block for s in ordered for block in s.clear_block_ids], np.int64),
         copy_blocks=np.asarray([copy for s in ordered for copy in s.copy_blocks], np.int64).reshape(-1, 2),
     )

@@ -101,8 +101,8 @@ class ModelUnderTest:
         step = to_tensors(
             flatten([SequenceStep(prompt, 0, self._blocks(0), None, 0)], self._limits), self._ops.device
         )
-        rows = torch.tensor([tokens - 1], device=self._ops.device)
-        hidden = self._model.forward(self._model.embed(step.token_ids), step, self._cache, rows=rows)
+        only = torch.tensor([0], device=self._ops.device)
+        hidden = self._model.forward(self._model.embed(step.token_ids), step, self._cache, last_of=only)
         self._draw(self._model.logits(hidden))
         return time.perf_counter() - started_s
 

@@ -99,13 +99,14 @@ class DecoderModel:
         cache: LayerCache,
         on_layer: Callable[[int], None] | None = None,
         *,
-        rows: Tensor | None = None,
+        last_of: Tensor | None = None,
     ) -> Tensor:
         """Runs the held layers over [N, hidden], writing each layer's KV into the cache on the way.
 
         `on_layer(l)` is called as soon as the KV of layer `l` is there, before its attention. `hidden`
-        is overwritten: it is the running sum that every layer adds to. With `rows` the result is just
-        those rows: what the last layer does after its attention is done for them alone.
+        is overwritten: it is the running sum that every layer adds to. With `last_of`, numbers of
+        sequences, the result has one row for each, of its last new token: from its attention on, the
+        last layer computes them alone.
         """
         ops = self.ops
         angles = rotary_angles(step.positions, self._frequencies)
@@ -116,12 +117,12 @@ class DecoderModel:
             query = self._project(weights.attention, normed, angles, keys, values, step)
             if on_layer is not None:
                 on_layer(layer)
-            is_last = layer == len(self._weights) - 1
-            if is_last and rows is not None and not len(rows):
-                return hidden[rows]  # a middle chunk: its KV is all that was wanted
+            if last_of is not None and layer == len(self._weights) - 1:
+                if not len(last_of):
+                    return hidden[:0]  # a middle chunk: its KV is all that was wanted
+                rows = step.last_rows(last_of)
+                query, hidden, step = query[rows], hidden[rows], step.last_tokens(last_of)
             attended = self._attend(weights.attention, query, keys, values, step)
-            if is_last and rows is not None:
-                attended, hidden = attended[rows], hidden[rows]
             delta = ops.linear(attended, weights.attention.output)
             normed = self._add_norm(delta, hidden, weights.mlp_norm)
             delta = ops.linear(ops.gated_linear(normed, weights.gate_up), weights.down)
