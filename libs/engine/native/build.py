@@ -1,7 +1,8 @@
 """Compiles the kernels of `src` once for this machine and keeps the library in a cache folder.
 
-The file's name is a hash of all that decides its content: sources, compiler, flags, CPU. Several
-processes may ask at once: a file lock lets one compile while the others wait.
+The file's name is a hash of all that decides its content: sources, compiler, flags, CPU. A hash of the
+content itself is its last bytes, where the loader does not look: the process that loads a library cut short
+is killed. Several processes may ask at once: a file lock lets one compile while the others wait.
 
 There must be one OpenMP runtime in the process, or torch and the kernels each start their own threads.
 So the library is linked against the very libgomp that torch has loaded.
@@ -27,6 +28,7 @@ LOCK_WAIT_S_MAX = 400.0
 LIBRARIES_KEPT_MAX = 4
 """Libraries of earlier versions are removed, oldest first."""
 
+SEAL_BYTES = hashlib.sha256().digest_size
 PARTIAL_SUFFIX = ".partial"
 SOURCE_FOLDER = Path(__file__).parent / "src"
 COMPILER_VARIABLE = "CXX"
@@ -52,7 +54,7 @@ class NativeUnavailableError(EngineError):
 
 
 def build_library(cache_folder: Path, *, extra_flags: tuple[str, ...] = ()) -> Path:
-    """The compiled library, made if it is not in `cache_folder` yet.
+    """The compiled library, made if it is not in `cache_folder` yet or is damaged there.
 
     Raises NativeUnavailableError with the reason. `extra_flags` narrow the CPU (`-mno-avx512f`) in tests.
     """
@@ -63,10 +65,10 @@ def build_library(cache_folder: Path, *, extra_flags: tuple[str, ...] = ()) -> P
     try:
         cache_folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         _check_trustworthy(cache_folder)
-        if path.is_file():
+        if _is_whole(path):
             return path
         with file_lock(cache_folder / ".lock", wait_s_max=LOCK_WAIT_S_MAX):
-            if not path.is_file():  # another process may have made it while we waited
+            if not _is_whole(path):  # another process may have made it while we waited
                 _compile(compiler, flags, runtime, path)
                 _remove_old(cache_folder, keep=path)
     except FileLockTimeoutError as error:
@@ -74,6 +76,18 @@ def build_library(cache_folder: Path, *, extra_flags: tuple[str, ...] = ()) -> P
     except OSError as error:
         raise NativeUnavailableError(f"{cache_folder} cannot hold the compiled kernels: {error}") from error
     return path
+
+
+def _is_whole(path: Path) -> bool:
+    try:
+        sealed = path.read_bytes()
+    except FileNotFoundError:
+        return False
+    return _seal(sealed[:-SEAL_BYTES]) == sealed[-SEAL_BYTES:]
+
+
+def _seal(library: bytes) -> bytes:
+    return hashlib.sha256(library).digest()
 
 
 def _check_trustworthy(cache_folder: Path) -> None:
@@ -144,7 +158,9 @@ def _compile(compiler: Path, flags: tuple[str, ...], runtime: Path, path: Path) 
     libraries = [f"-L{runtime.parent}", f"-l:{runtime.name}", f"-Wl,-rpath,{runtime.parent}"]
     try:
         _run([str(compiler), *flags, *map(str, _sources("*.cpp")), "-o", str(partial), *libraries])
-        with partial.open("rb") as file:
+        with partial.open("r+b") as file:
+            file.write(_seal(file.read()))
+            file.flush()
             os.fsync(file.fileno())  # after a power failure the name must not stand for a part of it
         partial.replace(path)
     finally:

@@ -3,7 +3,6 @@
 The calls give up the interpreter's lock, so other threads of the process run meanwhile.
 """
 
-import contextlib
 from collections.abc import Callable
 from ctypes import CDLL, c_float, c_int, c_int64, c_void_p
 from pathlib import Path
@@ -62,10 +61,4 @@ def load_library(cache_folder: Path) -> NativeLibrary:
 
     Raises NativeUnavailableError with the reason.
     """
-    path = build_library(cache_folder)
-    try:
-        return NativeLibrary(path)
-    except NativeUnavailableError:
-        with contextlib.suppress(OSError):  # then it fails as before
-            path.unlink()
-        return NativeLibrary(build_library(cache_folder))
+    return NativeLibrary(build_library(cache_folder))

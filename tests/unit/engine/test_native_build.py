@@ -164,15 +164,20 @@ def test_a_damaged_library(tmp_path: Path) -> None:
 
 
 def test_a_damaged_library_is_made_again(trivial_source: Path, tmp_path: Path) -> None:
-    """As a disk leaves it that lost its last writes: else the machine would do without for good."""
+    """As a disk leaves it that lost its last writes: else the machine would do without for good, or load
+    what kills the process."""
     empty = "".join(f"void moonpool_{name}() {{}}\n" for name in KERNELS)
     sizes = "int moonpool_width() { return 4; }\nint moonpool_panel() { return 16; }\n"
     trivial_source.write_text(f'extern "C" {{\n{sizes}{empty}}}\n')
-    built = build_library(tmp_path / "cache")
-    for damaged in (b"", built.read_bytes()[:100]):
+    cache = tmp_path / "cache"
+    built = build_library(cache)
+    whole = built.read_bytes()
+    overwritten = whole[:5000] + bytes(1000) + whole[6000:]
+    for damaged in (b"", whole[:100], whole[: len(whole) // 3], whole[:-1], overwritten):
         built.unlink()  # this process may have it mapped
         built.write_bytes(damaged)
-        assert load_library(tmp_path / "cache").panel == 16
+        assert load_library(cache).panel == 16
+        assert len(built.read_bytes()) == len(whole)
 
 
 def test_what_a_killed_compilation_left_is_removed(trivial_source: Path, tmp_path: Path) -> None:
