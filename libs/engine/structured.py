@@ -18,6 +18,8 @@ FORCED_TOKENS_MAX = 256
 """Forced tokens told at once."""
 ANSWERS_PER_LEXER_MAX = 256
 """Answers to one compiled structure share its lexer, which grows with what it has seen, up to a limit."""
+NOTHING_FITS = "NoExtensionBias"
+"""All that llguidance says where no token can come next."""
 DETAIL_CHARS_MAX = 300
 """Of llguidance's explanations."""
 
@@ -123,7 +125,7 @@ class Matcher:
 
     def _note_failure(self) -> None:
         if self._parser.is_error():
-            self._fail(shortened(self._parser.get_error()))
+            self._fail(_explained(self._parser))
 
     def _fail(self, reason: str) -> None:
         if self._failure is None:
@@ -143,7 +145,7 @@ class CompiledStructure:
         self._answers = 0
         self._failed = False
         if start.is_error():
-            raise StructureError(shortened(start.get_error()))
+            raise StructureError(_explained(start))
         first = self.matcher()
         first.replay(first.forced())
         if not first.ended:
@@ -166,6 +168,11 @@ class CompiledStructure:
         """The state of an answer that has no tokens yet."""
         self._answers += 1
         return Matcher(self, self._start.deep_copy(), self._vocabulary)
+
+
+def _explained(parser: LLMatcher) -> str:
+    error = shortened(parser.get_error())
+    return "no text has this form" if error == NOTHING_FITS else error
 
 
 def shortened(explanation: str) -> str:

@@ -40,7 +40,9 @@ BAD = [
     (StructureKind.CHOICE, '["a", 1]', "list of at least one string"),
     (StructureKind.GRAMMAR, "start: foo", "foo"),
     (StructureKind.GRAMMAR, "no grammar at all", "neither Lark nor GBNF"),
-    (StructureKind.GRAMMAR, "start: a\na: b\nb: a", "NoExtension"),
+    (StructureKind.GRAMMAR, "start: a\na: b\nb: a", "no text has this form"),
+    (StructureKind.REGEX, r"[^\s\S]", "no text has this form"),
+    (StructureKind.JSON_SCHEMA, '{"$ref": "#"}', "no text has this form"),
     (StructureKind.GRAMMAR, 'start: "xy" start', "Too many items"),
     (StructureKind.GRAMMAR, "start: " + "(" * 8_000 + '"a"' + ")" * 8_000, "nested"),
 ]
