@@ -10,9 +10,10 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from moonpool.arguments import Command, whole_number
+from moonpool.arguments import Command
+from moonpool.benchmarks.command_line import add_case_arguments, add_json_argument, print_results
 from moonpool.errors import EXIT_OK, CommandError
-from moonpool.measurement import Measurement, as_json_line, as_table, measurement
+from moonpool.measurement import Measurement, measurement
 
 NAME = "attention"
 REPEATS_MAX = 1000
@@ -86,21 +87,8 @@ CASE_NAMES = tuple(case.name for case in (*DECODE_CASES, *PREFILL_CASES, *MODEL_
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="one JSON object a line instead of a table")
-    parser.add_argument(
-        "--case",
-        dest="cases",
-        action="append",
-        choices=CASE_NAMES,
-        help="only this case; may be repeated (default: all)",
-    )
-    parser.add_argument(
-        "--repeats",
-        type=whole_number(1, REPEATS_MAX),
-        default=5,
-        metavar="N",
-        help="samples of each case (default 5)",
-    )
+    add_json_argument(parser)
+    add_case_arguments(parser, CASE_NAMES, REPEATS_MAX)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -110,10 +98,7 @@ def run(options: argparse.Namespace) -> int:
         results = measure(options.cases or CASE_NAMES, options.repeats)
     except torch.cuda.OutOfMemoryError as error:
         raise CommandError(f"bench attention: {str(error).splitlines()[0]} (choose with --case)") from error
-    if options.json:
-        print("\n".join(as_json_line(result) for result in results))
-    else:
-        print(as_table(results))
+    print_results(results, as_json=options.json)
     return EXIT_OK
 
 

@@ -15,9 +15,10 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from moonpool.arguments import Command, whole_number
+from moonpool.benchmarks.command_line import add_case_arguments, add_json_argument, print_results
 from moonpool.errors import EXIT_OK
 from moonpool.machine import machine_context
-from moonpool.measurement import Measurement, as_json_line, as_table, measurement
+from moonpool.measurement import Measurement, measurement
 from moonpool.run_folder import moonpool_home
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ class Sample:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="one JSON object a line instead of a table")
+    add_json_argument(parser)
     parser.add_argument("--model", default="smollm2", help="smollm2 (default), tiny, or a model's folder")
     parser.add_argument(
         "--threads",
@@ -86,29 +87,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="threads the engine computes with (default 2)",
     )
     parser.add_argument("--backend", choices=("torch", "native"), help="default: what a worker would take")
-    parser.add_argument(
-        "--case",
-        dest="cases",
-        action="append",
-        choices=[case.name for case in CASES],
-        help="only this case; may be repeated (default: all)",
-    )
-    parser.add_argument(
-        "--repeats",
-        type=whole_number(1, REPEATS_MAX),
-        default=5,
-        metavar="N",
-        help="samples of each case (default 5)",
-    )
+    add_case_arguments(parser, [case.name for case in CASES], REPEATS_MAX)
 
 
 def run(options: argparse.Namespace) -> int:
     cases = [case for case in CASES if options.cases is None or case.name in options.cases]
     results = measure(options.model, cases, options.threads, options.backend, options.repeats)
-    if options.json:
-        print("\n".join(as_json_line(result) for result in results))
-    else:
-        print(as_table(results))
+    print_results(results, as_json=options.json)
     return EXIT_OK
 
 

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 
 from moonpool.api import Api, Json
 from moonpool.arguments import Command, whole_number
+from moonpool.benchmarks.command_line import add_json_argument, print_results
 from moonpool.errors import EXIT_OK, CommandError
 from moonpool.find_stack import add_stack_arguments, api_url
-from moonpool.measurement import Measurement, as_json_line, as_table, measurement
+from moonpool.measurement import Measurement, measurement
 
 NAME = "prefix"
 ANSWER_TOKENS = 4
@@ -52,7 +53,7 @@ class Pair:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="one JSON object a line instead of a table")
+    add_json_argument(parser)
     parser.add_argument(
         "--prefix-tokens",
         type=whole_number(1, PREFIX_TOKENS_MAX),
@@ -76,10 +77,7 @@ def run(options: argparse.Namespace) -> int:
         results = measure(Api(api_url(options)), options.prefix_tokens, options.repeats)
     else:
         results = asyncio.run(_measure_own_stack(options))
-    if options.json:
-        print("\n".join(as_json_line(result) for result in results))
-    else:
-        print(as_table(results))
+    print_results(results, as_json=options.json)
     return EXIT_OK
 
 
