@@ -14,6 +14,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from engine.dtypes import TORCH_DTYPES
 from engine.errors import ModelFolderError
 from engine.families import llama, mistral, qwen2, qwen3
 from engine.families.decoder import DecoderLayer, DecoderModel
@@ -24,12 +25,6 @@ from engine.ops import Ops
 from engine.tensor_shapes import EMBEDDING, FINAL_NORM, HEAD, layer_prefix, tensor_shapes
 from engine.torch_ops import TorchOps
 
-DTYPES: Mapping[str, torch.dtype] = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}
-"""What weights may be stored in, and what a model may compute in."""
 IGNORED_SUFFIX = ".rotary_emb.inv_freq"
 """A buffer that old checkpoints carry; it follows from the config."""
 
@@ -49,13 +44,13 @@ def load_model(
     Without `ops` it computes in plain torch on the CPU. Raises ModelFolderError naming the field, file
     or tensor that is missing, unknown or misshapen.
     """
-    if dtype not in DTYPES:
-        raise ModelFolderError(f"dtype {dtype!r} is not supported, only {', '.join(DTYPES)}")
+    if dtype not in TORCH_DTYPES:
+        raise ModelFolderError(f"dtype {dtype!r} is not supported, only {', '.join(TORCH_DTYPES)}")
     config = ModelConfig.load(folder)
     ops = TorchOps() if ops is None else ops
     held = _held_layers(config, layers)
     with ExitStack() as stack:
-        weights = _Weights(folder, config, ops.device, DTYPES[dtype], stack)
+        weights = _Weights(folder, config, ops.device, TORCH_DTYPES[dtype], stack)
         embedding = weights.take(EMBEDDING) if _needs_embedding(config, held) else None
         final_norm, head = None, None
         if held.stop == config.layers:
@@ -124,7 +119,7 @@ class _Weights:
             raise ModelFolderError(
                 f"{self._folder}: tensor {name} has shape {shape}, config.json says {expected}"
             )
-        if tensor.dtype not in DTYPES.values():
+        if tensor.dtype not in TORCH_DTYPES.values():
             raise ModelFolderError(f"{self._folder}: tensor {name} has the unsupported dtype {tensor.dtype}")
         return tensor.to(device=self._device, dtype=self._dtype)
 

@@ -8,12 +8,11 @@ earlier owner left in a block, NaN included, never reaches a result.
 import torch
 from torch import Tensor
 
+from engine.dtypes import TORCH_DTYPES
 from engine.errors import EngineError
 from engine.layout import KVLayout
 from engine.ops import StepTensors
 from engine.step import FlatStep
-
-TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 class PagedCache:

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engine.draw import DrawParameters
+from engine.dtypes import TORCH_DTYPES
 from engine.errors import EngineError
 from engine.ops import Linear, StepTensors
 from engine.triton_kernels import cache_moves, elementwise, sampling
@@ -20,7 +21,6 @@ from engine.triton_kernels.common import Chip
 from engine.triton_kernels.decode_attention import decode_attention
 from engine.triton_kernels.prefill_attention import prefill_attention
 
-DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 CAPABILITY_MIN = (8, 0)
 """Ampere: the first with bfloat16 products and copies straight into shared memory."""
 
@@ -59,8 +59,9 @@ class TritonOps:
         self._chip = chip
 
     def pack(self, parts: Sequence[Tensor], biases: Sequence[Tensor | None] | None = None) -> FusedLinear:
-        if parts[0].dtype not in DTYPES:
-            raise EngineError(f"weights of dtype {parts[0].dtype} are none of {', '.join(map(str, DTYPES))}")
+        known = TORCH_DTYPES.values()
+        if parts[0].dtype not in known:
+            raise EngineError(f"weights of dtype {parts[0].dtype} are none of {', '.join(map(str, known))}")
         weight = _joined([part.to(self.device) for part in parts])
         held_biases = [None] * len(parts) if biases is None else list(biases)
         if all(bias is None for bias in held_biases):

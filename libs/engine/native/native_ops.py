@@ -12,7 +12,7 @@ from torch import Tensor
 
 from engine.draw import DrawParameters
 from engine.native.allocator import keep_freed_memory
-from engine.native.library import NativeLibrary, load_library
+from engine.native.kernel_library import NativeLibrary, load_library
 from engine.native.packing import PackedLinear, WeightDtype, WeightPacker, float32_rows
 from engine.native.weight_store import WeightStore
 from engine.ops import Linear, StepTensors

@@ -13,7 +13,7 @@ import torch
 import xxhash
 from torch import Tensor
 
-from engine.native.library import NativeLibrary
+from engine.native.kernel_library import NativeLibrary
 from engine.native.weight_store import FloatArray, WeightStore
 
 LAYOUT_VERSION = 1

@@ -8,9 +8,10 @@ from safetensors import safe_open
 from tests.support.bare_model import BareModel, chunk
 from tests.support.tiny_oracles import Oracle
 
+from engine.dtypes import TORCH_DTYPES
 from engine.engine import Engine, KVLayout
 from engine.errors import EngineError
-from engine.loader import DTYPES, load_model
+from engine.loader import load_model
 from engine.model_folder import ModelConfig
 from engine.native.native_ops import NativeOps
 from engine.ops import Ops
@@ -127,8 +128,8 @@ def test_two_parts_of_the_layers_make_the_whole(oracle: Oracle, ops: Ops) -> Non
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_half_precision_is_close(oracle: Oracle, dtype: str) -> None:
     loaded = load_model(oracle.folder, dtype=dtype)
-    assert loaded.embed(torch.tensor([5])).dtype == DTYPES[dtype]
-    found = in_chunks(BareModel([loaded], BLOCKS, DTYPES[dtype]), oracle.prompt, 20)
+    assert loaded.embed(torch.tensor([5])).dtype == TORCH_DTYPES[dtype]
+    found = in_chunks(BareModel([loaded], BLOCKS, TORCH_DTYPES[dtype]), oracle.prompt, 20)
     assert found.dtype == torch.float32
     error = (found - oracle.logits).abs().mean() / oracle.logits.std()
     assert error < {"bfloat16": 0.05, "float16": 0.01}[dtype]

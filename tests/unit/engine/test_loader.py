@@ -12,9 +12,10 @@ from tests.support.bare_model import BareModel
 from tests.support.tiny_oracles import make_oracle
 from transformers import AutoModelForCausalLM
 
+from engine.dtypes import TORCH_DTYPES
 from engine.engine import Engine, KVLayout, SequenceStep
 from engine.errors import ModelFolderError
-from engine.loader import DTYPES, load_model
+from engine.loader import load_model
 from engine.model_folder import ModelConfig
 from engine.safetensors_file import ALIGNMENT_BYTES, write_float32
 from engine.tensor_shapes import tensor_shapes
@@ -65,11 +66,11 @@ def mapped_bytes(path: Path) -> tuple[int, int]:
 def test_weights_of_the_asked_dtype_stay_in_the_file_s_pages(tmp_path: Path, dtype: str) -> None:
     make_tiny_model(tmp_path, intermediate_size=4096)
     path = tmp_path / "model.safetensors"
-    tensors = {name: tensor.to(DTYPES[dtype]) for name, tensor in load_file(path).items()}
+    tensors = {name: tensor.to(TORCH_DTYPES[dtype]) for name, tensor in load_file(path).items()}
     save_file(tensors, path, metadata={"format": "pt"})
     model = load_model(tmp_path, dtype=dtype)
     step = SequenceStep(PROMPT, 0, tuple(range(8)), None, 0)
-    BareModel([model], 8, DTYPES[dtype]).logits([step])
+    BareModel([model], 8, TORCH_DTYPES[dtype]).logits([step])
     resident, copied = mapped_bytes(path)
     assert resident > 0.8 * path.stat().st_size
     assert copied == 0

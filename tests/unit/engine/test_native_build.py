@@ -12,7 +12,7 @@ import pytest
 
 from engine.native import build
 from engine.native.build import NativeUnavailableError, build_library, loaded_openmp_runtime
-from engine.native.library import NativeLibrary, load_library
+from engine.native.kernel_library import NativeLibrary, load_library
 
 pytestmark = pytest.mark.unit
 

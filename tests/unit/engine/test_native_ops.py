@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from engine.native.build import build_library
-from engine.native.library import NativeLibrary
+from engine.native.kernel_library import NativeLibrary
 from engine.native.native_ops import NativeOps
 from engine.native.packing import WeightDtype, WeightPacker
 from engine.native.weight_store import WeightStore
