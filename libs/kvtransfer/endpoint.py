@@ -8,11 +8,11 @@ from kvtransfer import descriptor as descriptors
 from kvtransfer.descriptor import Descriptor
 from kvtransfer.errors import BusyError, EndpointClosedError, RangeError
 from kvtransfer.grants import Access, Grant, GrantTable
+from kvtransfer.kinds import TransportKind
 from kvtransfer.limits import NAME_BYTES_MAX, SECRET_BYTES_MIN, Limits
 from kvtransfer.memory import Region, RegisterableBuffer
 from kvtransfer.peer import Peer
 from kvtransfer.statistics import PeerStatistics, Statistics
-from kvtransfer.tcp.transport import KIND as TCP
 from kvtransfer.tcp.transport import TcpTransport
 from kvtransfer.transport import Link, TransportContext
 
@@ -139,7 +139,7 @@ class Endpoint:
         peer.close()
 
     def statistics(self) -> dict[str, PeerStatistics]:
-        """Live counters by peer name."""
+        """Counters of this moment by peer name."""
         return self._statistics.snapshot()
 
     def _peer(self, descriptor: Descriptor) -> Peer:
@@ -150,9 +150,8 @@ class Endpoint:
         if known is not None:
             self.disconnect(known)
         self._make_room()
-        name = descriptor.name
-        peer = Peer(descriptor, self._dial, self._limits, lambda: self._statistics.of(name))
-        self._peers[name] = peer
+        peer = Peer(descriptor, self._dial, self._limits, self._statistics)
+        self._peers[descriptor.name] = peer
         return peer
 
     def _make_room(self) -> None:
@@ -164,4 +163,4 @@ class Endpoint:
         self.disconnect(unused)
 
     async def _dial(self, descriptor: Descriptor) -> Link:
-        return await self._tcp.dial(descriptor.address(TCP), descriptor.name)
+        return await self._tcp.dial(descriptor.address(TransportKind.TCP), descriptor.name)

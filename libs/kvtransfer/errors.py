@@ -6,9 +6,14 @@ Every other `TransferError` fails the same way each time: the caller or the peer
 
 
 class TransferError(Exception):
-    """Base of everything this library raises on purpose."""
+    """Base of everything this library raises on purpose.
+
+    `landed` names the stretches (start, count), in bytes of the failed call's order, that are known to have
+    landed; nothing is known of the rest.
+    """
 
     retryable: bool = False
+    landed: tuple[tuple[int, int], ...] = ()
 
 
 class RetryableTransferError(TransferError):
@@ -29,6 +34,14 @@ class BusyError(RetryableTransferError):
     """A named limit on work in flight is reached, here or at the peer."""
 
 
+class ChecksumError(RetryableTransferError):
+    """What arrived is not what was sent."""
+
+
+class TransportUnfit(RetryableTransferError):
+    """This transport cannot serve this memory; another one of the pair can."""
+
+
 class GrantError(TransferError):
     """The grant does not cover this access: unknown, revoked, another peer, generation or range."""
 
@@ -47,6 +60,10 @@ class FrameError(TransferError):
 
 class DescriptorError(TransferError):
     """A descriptor does not parse or names no transport that this endpoint speaks."""
+
+
+class TransportUnavailable(TransferError):
+    """This machine lacks what the transport needs; the text says what."""
 
 
 class EndpointClosedError(TransferError):

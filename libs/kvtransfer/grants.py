@@ -5,6 +5,7 @@ A token is 128 random bits and the generation; what it allows is kept on this si
 """
 
 import secrets
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -25,6 +26,15 @@ class Access(StrEnum):
     READ = "read"
 
 
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A tagged write of `payload_bytes` bytes, all of them visible here."""
+
+    grant: "Grant"
+    tag: bytes
+    payload_bytes: int
+
+
 @dataclass(slots=True, eq=False)
 class Grant:
     """A right given to one peer. Only its table and the transport that lands bytes change it."""
@@ -38,6 +48,7 @@ class Grant:
     ends: npt.NDArray[np.int64] = field(repr=False)
     revoked: bool = False
     landed_bytes: int = 0
+    on_arrival: Callable[[Arrival], None] | None = None
 
     def covers(self, ranges: Ranges) -> bool:
         """Whether each range lies within one of the granted stretches."""
@@ -60,7 +71,13 @@ class GrantTable:
         return len(self._grants)
 
     def issue(
-        self, region: Region, ranges: npt.ArrayLike, peer: str, generation: int, access: Access
+        self,
+        region: Region,
+        ranges: npt.ArrayLike,
+        peer: str,
+        generation: int,
+        access: Access,
+        on_arrival: Callable[[Arrival], None] | None = None,
     ) -> Grant:
         """A new grant. Raises BusyError at the limit, RangeError for bad arguments."""
         if len(self._grants) >= self._grants_max:
@@ -71,7 +88,7 @@ class GrantTable:
             raise RangeError(f"peer must have 1 to {NAME_BYTES_MAX} bytes")
         starts, ends = _merged(checked_ranges(ranges, region.region_bytes, "ranges"))
         token = f"{_TOKEN_VERSION}.{secrets.token_hex(16)}.{generation}"
-        grant = Grant(token, region, peer, generation, access, starts, ends)
+        grant = Grant(token, region, peer, generation, access, starts, ends, on_arrival=on_arrival)
         self._grants[_identity(token)] = grant
         return grant
 

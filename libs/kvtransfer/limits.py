@@ -10,6 +10,8 @@ REGION_BYTES_MAX = 1 << 44
 
 NAME_BYTES_MAX = 255
 TOKEN_BYTES_MAX = 128
+TAG_BYTES_MAX = 256
+"""What travels with a write and is handed over after its bytes."""
 DESCRIPTOR_CHARS_MAX = 4096
 SECRET_BYTES_MIN = 16
 

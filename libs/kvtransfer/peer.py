@@ -10,10 +10,11 @@ import numpy.typing as npt
 from kvtransfer.admission import Admission
 from kvtransfer.descriptor import Descriptor
 from kvtransfer.errors import PeerLostError, RangeError, TransferTimeout
+from kvtransfer.kinds import TransportKind
 from kvtransfer.limits import REGION_BYTES_MAX, TOKEN_BYTES_MAX, Limits
 from kvtransfer.memory import Ranges, Region, checked_ranges, total_bytes
-from kvtransfer.statistics import PeerStatistics
-from kvtransfer.transport import Link, LocalMemory
+from kvtransfer.statistics import PeerStatistics, Statistics
+from kvtransfer.transport import Call, Link, LocalMemory
 
 
 class _Direction(Enum):
@@ -35,7 +36,7 @@ class Peer:
         descriptor: Descriptor,
         dial: Callable[[Descriptor], Coroutine[None, None, Link]],
         limits: Limits,
-        statistics: Callable[[], PeerStatistics],
+        statistics: Statistics,
     ) -> None:
         self.descriptor = descriptor
         self._dial = dial
@@ -55,8 +56,8 @@ class Peer:
         return self._admission.idle
 
     def statistics(self) -> PeerStatistics:
-        """The live counters of this peer."""
-        return self._statistics()
+        """The counters of this peer at this moment."""
+        return self._statistics.peer(self.name)
 
     async def write(
         self,
@@ -111,7 +112,7 @@ class Peer:
         timeout_s: float,
     ) -> int:
         memory, remote_ranges = _checked_call(region, local, token, remote)
-        counters = self._statistics()
+        counters = self._statistics.of(self.name, TransportKind.TCP)
         begin_s = time.monotonic()
         try:
             await self._within(timeout_s, direction, memory, token, remote_ranges)
@@ -135,10 +136,11 @@ class Peer:
         try:
             async with asyncio.timeout(timeout_s), self._admission.admitted(memory.payload_bytes):
                 link = await self._live_link()
+                call = Call(memory, token, remote)
                 if direction is _Direction.WRITE:
-                    await link.write(memory, token, remote)
+                    await link.write(call)
                 else:
-                    await link.read(memory, token, remote)
+                    await link.read(call)
         except TimeoutError as error:
             if link is not None:
                 link.close_if_stalled()

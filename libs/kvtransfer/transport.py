@@ -1,6 +1,6 @@
 """What a transport is to the endpoint: a way to listen, a way to dial, and a promise about revocation.
 
-tcp is the first; others (shared memory, RDMA) fit the same protocols. A transport asks the grant
+A transport asks the grant
 table of `TransportContext` before it lets a peer touch memory, and counts there what landed.
 """
 
@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from kvtransfer.grants import Grant, GrantTable
+from kvtransfer.kinds import TransportKind
 from kvtransfer.limits import Limits
 from kvtransfer.memory import Ranges, Region
 from kvtransfer.statistics import Statistics
@@ -29,18 +30,37 @@ class LocalMemory:
     payload_bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One write or read, checked: `memory` is the source of a write, the target of a read.
+
+    `tag` of a write is handed over at the owner once all bytes landed. With `verify` what arrived is
+    compared with what was sent by its xxh3_128.
+    """
+
+    memory: LocalMemory
+    token: str
+    remote: Ranges
+    tag: bytes = b""
+    verify: bool = False
+
+
 class Link(Protocol):
     """A live, authenticated way to one peer. Its calls end by result, by error or by cancellation;
-    after that no byte of the local memory is read or written any more."""
+    after that no byte of the local memory is read or written any more. A call that fails names in its
+    error's `landed` what is known to have landed."""
+
+    @property
+    def kind(self) -> TransportKind: ...
 
     @property
     def closed(self) -> bool: ...
 
-    async def write(self, source: LocalMemory, token: str, remote: Ranges) -> None:
+    async def write(self, call: Call) -> None:
         """Returns when all bytes are visible at the peer."""
         ...
 
-    async def read(self, target: LocalMemory, token: str, remote: Ranges) -> None:
+    async def read(self, call: Call) -> None:
         """Returns when all bytes are here."""
         ...
 
@@ -54,8 +74,15 @@ class Link(Protocol):
 class Transport(Protocol):
     """One kind of link, listening and dialling."""
 
+    @property
+    def kind(self) -> TransportKind: ...
+
     async def start(self) -> Address:
-        """Listen; the address goes into the descriptor."""
+        """Listen; the address goes into the descriptor. Raises TransportUnavailable, OSError."""
+        ...
+
+    def reaches(self, address: Address) -> bool:
+        """Whether a peer at `address` may be reached from this machine; no I/O."""
         ...
 
     async def dial(self, address: Address, peer: str) -> Link:
@@ -64,6 +91,10 @@ class Transport(Protocol):
 
     async def quiesce(self, grant: Grant) -> None:
         """The grant is revoked: after this returns no byte of it lands or leaves."""
+        ...
+
+    async def release(self, region: Region) -> None:
+        """The region is unregistered and its grants are revoked: let go of its memory."""
         ...
 
     async def close(self) -> None: ...

@@ -17,15 +17,17 @@ from tests.support.transfer import Side, no_leaks, pattern, side
 from tests.support.transfer_peer import SECRET
 
 from kvtransfer import Access, FrameError, Limits, PeerLostError, TransferError
-from kvtransfer.tcp import frames
-from kvtransfer.tcp.frames import Kind, pack_header, pack_request
-from kvtransfer.tcp.inbox import STAGING_BYTES
-from kvtransfer.tcp.negotiation import check_caller, prove_as_caller
+from kvtransfer.stream import frames
+from kvtransfer.stream.frames import Kind, TransferRequest, pack_header, pack_request
+from kvtransfer.stream.inbox import STAGING_BYTES
+from kvtransfer.stream.negotiation import check_caller, prove_as_caller
 
 pytestmark = pytest.mark.contract
 
 SIZE = 1 << 20
 WHOLE = np.array([(0, SIZE)])
+OVERFLOWING = np.array([(0, 2**62)] * 4)
+LINK_ID = bytes(16)
 TIMEOUT_S = 10.0
 FUZZ = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
@@ -49,7 +51,7 @@ async def dialled(owner: Side) -> AsyncIterator[socket.socket]:
 @asynccontextmanager
 async def authenticated(owner: Side, name: str = "liar") -> AsyncIterator[socket.socket]:
     async with dialled(owner) as sock:
-        await prove_as_caller(sock, name, "owner", SECRET)
+        await prove_as_caller(sock, name, "owner", SECRET, LINK_ID)
         yield sock
 
 
@@ -134,7 +136,7 @@ def test_a_good_write_with_one_byte_changed_lands_in_the_grant_or_not_at_all(
         grant = owner.grant([(1000, granted)], "liar")
         ranges = np.array([(1000, granted)])
         data = bytearray(
-            pack_request(Kind.WRITE, 1, grant.token, ranges, granted)
+            pack_request(Kind.WRITE, 1, TransferRequest(grant.token, ranges, granted))
             + pack_header(Kind.DATA, granted, 1)
             + b"\xff" * granted
         )
@@ -151,7 +153,7 @@ def test_a_good_write_with_one_byte_changed_lands_in_the_grant_or_not_at_all(
 
 
 def _write(token: str, count: int, request: int = 1) -> bytes:
-    return pack_request(Kind.WRITE, request, token, np.array([(0, count)]), count)
+    return pack_request(Kind.WRITE, request, TransferRequest(token, np.array([(0, count)]), count))
 
 
 @pytest.mark.parametrize(
@@ -162,8 +164,10 @@ def _write(token: str, count: int, request: int = 1) -> bytes:
         lambda token: _write(token, 10) + pack_header(Kind.DATA, 5, 2) + bytes(5),
         lambda token: _write(token, 10) + _write(token, 10),
         lambda token: _write(token, 10, request=5) + _write(token, 10, request=4),
-        lambda token: pack_request(Kind.WRITE, 1, token, np.array([(0, 10)]), 11),
-        lambda token: pack_request(Kind.WRITE, 1, token, np.array([(0, 2**62), (0, 2**62)] * 2), 0),
+        lambda token: pack_request(Kind.WRITE, 1, TransferRequest(token, np.array([(0, 10)]), 11)),
+        lambda token: pack_request(
+            Kind.WRITE, 1, TransferRequest(token, np.array([(0, 2**62), (0, 2**62)] * 2), 0)
+        ),
         lambda token: frames.pack_done(1, 10),
         lambda token: frames.pack_abort(1),
         lambda token: pack_header(Kind.WRITE, 2**32 - 1, 1),
@@ -193,12 +197,14 @@ async def lying_owner(answer: Callable[[int], bytes], then_close: bool) -> Async
 
     async def serve(sock: socket.socket) -> None:
         with sock:
-            _, welcome = await check_caller(sock, "liar", SECRET)
+            welcome = (await check_caller(sock, "liar", SECRET)).welcome
             await loop.sock_sendall(sock, welcome)
             header = b""
             while len(header) < frames.HEADER_BYTES:
                 header += await loop.sock_recv(sock, frames.HEADER_BYTES - len(header))
-            await loop.sock_sendall(sock, answer(frames.parse_header(memoryview(header)).request))
+            await loop.sock_sendall(
+                sock, answer(frames.parse_header(memoryview(header), frames.BODY_BYTES_MAX).request)
+            )
             if not then_close:
                 await asyncio.Event().wait()
 

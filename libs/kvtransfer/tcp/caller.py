@@ -8,17 +8,19 @@ import asyncio
 import socket
 import time
 
-from kvtransfer.errors import FrameError, PeerLostError, TransferError
+from kvtransfer.errors import ChecksumError, FrameError, PeerLostError, TransferError
+from kvtransfer.kinds import TransportKind
 from kvtransfer.limits import Limits
-from kvtransfer.memory import Cursor, Ranges
-from kvtransfer.tcp import frames
-from kvtransfer.tcp.connection import Connection
-from kvtransfer.tcp.frames import Header, Kind
-from kvtransfer.tcp.inbox import Incoming
-from kvtransfer.tcp.outbox import Outgoing
-from kvtransfer.transport import LocalMemory
+from kvtransfer.memory import Cursor
+from kvtransfer.stream import frames
+from kvtransfer.stream.connection import Connection
+from kvtransfer.stream.frames import Header, Kind, TransferRequest
+from kvtransfer.stream.inbox import Incoming
+from kvtransfer.stream.outbox import Outgoing
+from kvtransfer.transport import Call
+from kvtransfer.verification import digest
 
-CALLER_KINDS = frozenset((Kind.DATA, Kind.DONE, Kind.ERROR))
+CALLER_ACCEPTS = frames.accepts(Kind.DATA, Kind.DONE, Kind.ERROR)
 """What a caller receives."""
 
 _PENDING_PER_IN_FLIGHT = 4
@@ -28,20 +30,23 @@ _PENDING_PER_IN_FLIGHT = 4
 class _Pending:
     """A request that is not settled: a write has no `incoming`, a read lands there."""
 
-    __slots__ = ("future", "incoming", "outgoing", "payload_bytes")
+    __slots__ = ("digest", "future", "incoming", "outgoing", "payload_bytes")
 
     def __init__(self, outgoing: Outgoing, incoming: Incoming | None, payload_bytes: int) -> None:
         self.future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.outgoing = outgoing
         self.incoming = incoming
         self.payload_bytes = payload_bytes
+        self.digest = b""
 
 
 class CallerLink:
     """Our requests on one connection. Implements `transport.Link`; owns the socket that it is given."""
 
+    kind = TransportKind.TCP
+
     def __init__(self, sock: socket.socket, peer: str, limits: Limits) -> None:
-        self._connection = Connection(sock, peer, self, CALLER_KINDS, limits.turn_bytes)
+        self._connection = Connection(sock, peer, self, CALLER_ACCEPTS, limits.turn_bytes)
         self._limits = limits
         self._last_request = 0
         self._pending: dict[int, _Pending] = {}
@@ -53,17 +58,25 @@ class CallerLink:
     def start(self) -> None:
         self._connection.start()
 
-    async def write(self, source: LocalMemory, token: str, remote: Ranges) -> None:
+    async def write(self, call: Call) -> None:
+        source = call.memory
+        sent = await digest(source.region.view, source.ranges) if call.verify else b""
         request = self._next_request()
-        opening = frames.pack_request(Kind.WRITE, request, token, remote, source.payload_bytes)
+        wanted = TransferRequest(call.token, call.remote, source.payload_bytes, call.tag, sent, call.verify)
+        opening = frames.pack_request(Kind.WRITE, request, wanted)
         outgoing = Outgoing(request, opening, Cursor(source.region.view, source.ranges))
         await self._run(_Pending(outgoing, None, source.payload_bytes))
 
-    async def read(self, target: LocalMemory, token: str, remote: Ranges) -> None:
+    async def read(self, call: Call) -> None:
+        target = call.memory
         request = self._next_request()
-        opening = frames.pack_request(Kind.READ, request, token, remote, target.payload_bytes)
+        wanted = TransferRequest(call.token, call.remote, target.payload_bytes, verify=call.verify)
+        opening = frames.pack_request(Kind.READ, request, wanted)
         incoming = Incoming(request, target.payload_bytes, Cursor(target.region.view, target.ranges))
-        await self._run(_Pending(Outgoing(request, opening, None), incoming, target.payload_bytes))
+        pending = _Pending(Outgoing(request, opening, None), incoming, target.payload_bytes)
+        await self._run(pending)
+        if call.verify and pending.digest != await digest(target.region.view, target.ranges):
+            raise ChecksumError(f"what {self._connection.peer} sent is not what arrived")
 
     def close_if_stalled(self) -> None:
         silent_s = time.monotonic() - self._connection.progress_at_s
@@ -90,8 +103,9 @@ class CallerLink:
         if pending is None:
             raise FrameError(f"answer to request {header.request}, which is not pending")
         error: TransferError | None = None
-        if header.kind is Kind.DONE:
-            self._check_done(pending, frames.parse_done(body))
+        if header.kind == Kind.DONE:
+            done_bytes, pending.digest = frames.parse_done(body)
+            self._check_done(pending, done_bytes)
         else:
             error = frames.parse_error(body)
         # A malformed answer raised above, while the request is still among those that the close fails.

@@ -10,15 +10,16 @@ from collections.abc import Callable
 
 from kvtransfer.errors import FrameError, GrantError, PeerLostError, TransferError
 from kvtransfer.grants import Access, Grant
+from kvtransfer.kinds import TransportKind
 from kvtransfer.memory import Cursor
-from kvtransfer.tcp import frames
-from kvtransfer.tcp.connection import Connection
-from kvtransfer.tcp.frames import ErrorCode, Header, Kind, TransferRequest
-from kvtransfer.tcp.inbox import Incoming
-from kvtransfer.tcp.outbox import Outgoing
+from kvtransfer.stream import frames
+from kvtransfer.stream.connection import Connection
+from kvtransfer.stream.frames import ErrorCode, Header, Kind, TransferRequest
+from kvtransfer.stream.inbox import Incoming
+from kvtransfer.stream.outbox import Outgoing
 from kvtransfer.transport import TransportContext
 
-OWNER_KINDS = frozenset((Kind.WRITE, Kind.READ, Kind.DATA, Kind.ABORT))
+OWNER_ACCEPTS = frames.accepts(Kind.WRITE, Kind.READ, Kind.DATA, Kind.ABORT)
 """What an owner receives."""
 
 _log = logging.getLogger(__name__)
@@ -35,10 +36,10 @@ class OwnerSession:
         on_end: "Callable[[OwnerSession], None]",
     ) -> None:
         self.peer = peer
-        self._connection = Connection(sock, peer, self, OWNER_KINDS, context.limits.turn_bytes)
+        self._connection = Connection(sock, peer, self, OWNER_ACCEPTS, context.limits.turn_bytes)
         self._context = context
         self._on_end = on_end
-        self._counters = context.statistics.of(peer)
+        self._counters = context.statistics.of(peer, TransportKind.TCP)
         self._last_request = 0
         self._writes: dict[int, Incoming] = {}
         self._reads: dict[int, tuple[Outgoing, Grant, int]] = {}
@@ -64,7 +65,7 @@ class OwnerSession:
             case Kind.ABORT:
                 self._on_abort(header.request)
             case _:
-                raise FrameError(f"{header.kind.name} frame sent to an owner of memory")
+                raise FrameError(f"frame of kind {header.kind} sent to an owner of memory")
 
     def on_payload(self, incoming: Incoming) -> None:
         if incoming.remaining:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from kvtransfer import BusyError, Limits
 from kvtransfer.admission import Admission
+from kvtransfer.kinds import TransportKind
 from kvtransfer.statistics import PEERS_COUNTED_MAX, Statistics
 
 pytestmark = pytest.mark.unit
@@ -89,9 +90,9 @@ def test_cancellation_at_any_moment_gives_all_room_back(
 def test_counters_are_kept_for_a_bounded_number_of_peers() -> None:
     statistics = Statistics()
     for number in range(PEERS_COUNTED_MAX):
-        statistics.of(str(number)).writes += 1
-    statistics.of("0").writes += 1
-    statistics.of("one more")
+        statistics.of(str(number), TransportKind.TCP).writes += 1
+    statistics.of("0", TransportKind.TCP).writes += 1
+    statistics.of("one more", None)
     kept = statistics.snapshot()
     assert len(kept) == PEERS_COUNTED_MAX
     assert kept["0"].writes == 2

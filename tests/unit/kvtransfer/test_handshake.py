@@ -10,13 +10,13 @@ from kvtransfer import AuthError, BusyError, DescriptorError, FrameError, PeerLo
 from kvtransfer import descriptor as descriptors
 from kvtransfer.descriptor import Descriptor
 from kvtransfer.limits import DESCRIPTOR_CHARS_MAX
-from kvtransfer.tcp import handshake
-from kvtransfer.tcp.handshake import NONCE_BYTES, Hello, Refusal, Role, Step
+from kvtransfer.stream import handshake
+from kvtransfer.stream.handshake import LINK_ID_BYTES, NONCE_BYTES, Hello, Refusal, Role, Step
 
 pytestmark = pytest.mark.unit
 
 SECRET = b"a secret of a cluster"
-HELLO = Hello(b"c" * NONCE_BYTES, "caller", "owner")
+HELLO = Hello(b"c" * NONCE_BYTES, b"l" * LINK_ID_BYTES, "caller", "owner")
 OWNER_NONCE = b"o" * NONCE_BYTES
 
 
@@ -30,6 +30,7 @@ def test_a_proof_binds_secret_role_names_and_nonces() -> None:
         (SECRET, Role.CALLER, dataclasses.replace(HELLO, owner="x"), OWNER_NONCE),
         (SECRET, Role.CALLER, dataclasses.replace(HELLO, caller="callero", owner="wner"), OWNER_NONCE),
         (SECRET, Role.CALLER, dataclasses.replace(HELLO, nonce=OWNER_NONCE), OWNER_NONCE),
+        (SECRET, Role.CALLER, dataclasses.replace(HELLO, link_id=b"k" * LINK_ID_BYTES), OWNER_NONCE),
         (SECRET, Role.CALLER, HELLO, HELLO.nonce),
     ]
     for secret, role, hello, nonce in others:
@@ -43,7 +44,7 @@ def test_a_proof_binds_secret_role_names_and_nonces() -> None:
     st.text("aé漢.-", min_size=1, max_size=80),
 )
 def test_hello_round_trip(nonce: bytes, caller: str, owner: str) -> None:
-    hello = Hello(nonce, caller, owner)
+    hello = Hello(nonce, nonce[:LINK_ID_BYTES], caller, owner)
     packed = handshake.pack_hello(hello)
     step, body_bytes = handshake.parse_prefix(packed[: handshake.PREFIX_BYTES])
     assert (step, body_bytes) == (Step.HELLO, len(packed) - handshake.PREFIX_BYTES)

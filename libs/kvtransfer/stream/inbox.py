@@ -5,12 +5,13 @@ views come first, a few bytes of staging after them catch the next header in the
 between payloads everything goes to the staging buffer, so small frames cost one call together.
 """
 
+from collections.abc import Mapping
 from typing import Protocol
 
 from kvtransfer.errors import FrameError
 from kvtransfer.grants import Grant
 from kvtransfer.memory import Cursor, copy_into
-from kvtransfer.tcp.frames import HEADER_BYTES, Header, Kind, parse_header
+from kvtransfer.stream.frames import HEADER_BYTES, Header, Kind, parse_header
 
 STAGING_BYTES = 64 << 10
 _DISCARD_BYTES = 64 << 10
@@ -73,9 +74,9 @@ class FrameHandler(Protocol):
 class Inbox:
     """The receiving half of one connection."""
 
-    def __init__(self, handler: FrameHandler, kinds: frozenset[Kind]) -> None:
+    def __init__(self, handler: FrameHandler, accepted: Mapping[int, int]) -> None:
         self._handler = handler
-        self._kinds = kinds
+        self._accepted = accepted
         self._staging = memoryview(bytearray(STAGING_BYTES))
         self._begin = 0
         self._end = 0
@@ -132,15 +133,13 @@ class Inbox:
                 self._take_body(count)
             elif len(staged) >= HEADER_BYTES:
                 self._begin += HEADER_BYTES
-                self._take_header(parse_header(staged[:HEADER_BYTES]))
+                self._take_header(parse_header(staged[:HEADER_BYTES], self._accepted))
             else:
                 return
         self._begin = self._end = 0
 
     def _take_header(self, header: Header) -> None:
-        if header.kind not in self._kinds:
-            raise FrameError(f"{header.kind.name} frame in the wrong direction")
-        if header.kind is not Kind.DATA:
+        if header.kind != Kind.DATA:
             self._header, self._body, self._body_have = header, bytearray(header.body_bytes), 0
             self._take_body(0)
             return

@@ -7,13 +7,12 @@ import asyncio
 import logging
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from kvtransfer.errors import PeerLostError, TransferError
-from kvtransfer.tcp.frames import Kind
-from kvtransfer.tcp.inbox import FrameHandler, Inbox
-from kvtransfer.tcp.outbox import Outbox, Outgoing
+from kvtransfer.stream.inbox import FrameHandler, Inbox
+from kvtransfer.stream.outbox import Outbox, Outgoing
 
 _log = logging.getLogger(__name__)
 
@@ -38,7 +37,7 @@ class Connection:
         sock: socket.socket,
         peer: str,
         handler: ConnectionHandler,
-        kinds: frozenset[Kind],
+        accepted: Mapping[int, int],
         turn_bytes: int,
     ) -> None:
         self.peer = peer
@@ -46,7 +45,7 @@ class Connection:
         self._sock = sock
         self._handler = handler
         self._turn_bytes = turn_bytes
-        self._inbox = Inbox(handler, kinds)
+        self._inbox = Inbox(handler, accepted)
         self._outbox = Outbox(turn_bytes)
         self._writer_armed = False
         self._in_turn = False

@@ -3,18 +3,28 @@
 import asyncio
 import secrets
 import socket
+from dataclasses import dataclass
 
 from kvtransfer.errors import AuthError, FrameError, PeerLostError
-from kvtransfer.tcp import handshake
-from kvtransfer.tcp.handshake import NONCE_BYTES, PREFIX_BYTES, Hello, Refusal, Role, Step
+from kvtransfer.stream import handshake
+from kvtransfer.stream.handshake import NONCE_BYTES, PREFIX_BYTES, Hello, Refusal, Role, Step
 
 
-async def prove_as_caller(sock: socket.socket, name: str, peer: str, secret: bytes) -> None:
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """A caller that proved itself, and the WELCOME that it waits for, once its session is in place."""
+
+    peer: str
+    link_id: bytes
+    welcome: bytes
+
+
+async def prove_as_caller(sock: socket.socket, name: str, peer: str, secret: bytes, link_id: bytes) -> None:
     """Returns once each side knows that the other holds the secret.
 
     Raises AuthError, FrameError, BusyError, PeerLostError, OSError; the socket stays the caller's.
     """
-    hello = Hello(secrets.token_bytes(NONCE_BYTES), name, peer)
+    hello = Hello(secrets.token_bytes(NONCE_BYTES), link_id, name, peer)
     await _send(sock, handshake.pack_hello(hello))
     owner_nonce = await _receive(sock, Step.CHALLENGE)
     await _send(sock, handshake.pack(Step.PROOF, handshake.proof(secret, Role.CALLER, hello, owner_nonce)))
@@ -22,8 +32,8 @@ async def prove_as_caller(sock: socket.socket, name: str, peer: str, secret: byt
     handshake.check_proof(secret, Role.OWNER, hello, owner_nonce, welcome)
 
 
-async def check_caller(sock: socket.socket, name: str, secret: bytes) -> tuple[str, bytes]:
-    """The caller's proven name and the WELCOME that it waits for, once its session is in place.
+async def check_caller(sock: socket.socket, name: str, secret: bytes) -> Admitted:
+    """The other half of `prove_as_caller`, up to the WELCOME, which is not sent yet.
 
     Raises AuthError, FrameError, PeerLostError, OSError; what the caller should know was sent to it.
     """
@@ -44,7 +54,7 @@ async def check_caller(sock: socket.socket, name: str, secret: bytes) -> tuple[s
         await _send(sock, handshake.pack_refused(Refusal.SECRET))
         raise
     welcome = handshake.pack(Step.WELCOME, handshake.proof(secret, Role.OWNER, hello, owner_nonce))
-    return hello.caller, welcome
+    return Admitted(hello.caller, hello.link_id, welcome)
 
 
 async def _send(sock: socket.socket, data: bytes) -> None:

@@ -1,13 +1,14 @@
-"""The handshake of the TCP transport, pure: messages, proofs, and what they bind.
+"""The handshake of a stream, pure: messages, proofs, and what they bind.
 
-    caller → owner  HELLO      caller's nonce, caller's name, the name it expects to meet
+    caller → owner  HELLO      caller's nonce, the link's id, caller's name, the name it expects to meet
     owner  → caller CHALLENGE  owner's nonce
-    caller → owner  PROOF      HMAC-SHA256(secret, "caller", names, nonces)
-    owner  → caller WELCOME    HMAC-SHA256(secret, "owner", names, nonces)
+    caller → owner  PROOF      HMAC-SHA256(secret, "caller", names, link id, nonces)
+    owner  → caller WELCOME    HMAC-SHA256(secret, "owner", names, link id, nonces)
     owner  → caller REFUSED    instead of any of its messages: a reason
 
 Each side proves that it knows the secret over a fresh nonce of the other; role and names are under
-the MAC, so a proof cannot be reflected or used for another pair. The caller proves first: the owner
+the MAC, so a proof cannot be reflected or used for another pair. Streams of one link carry the same
+random id; a peer that connects with another id starts anew. The caller proves first: the owner
 signs nothing for strangers. Nothing of the secret is on the wire. What follows the handshake is not
 encrypted: the network between instances is trusted not to take over connections.
 """
@@ -21,14 +22,15 @@ from enum import IntEnum
 from kvtransfer.errors import AuthError, BusyError, FrameError, PeerLostError, TransferError
 from kvtransfer.limits import NAME_BYTES_MAX
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 NONCE_BYTES = 32
+LINK_ID_BYTES = 16
 _MAC_BYTES = 32
 _DOMAIN = b"moonpool.kvtransfer.1"
 _PREFIX = struct.Struct("<4sBBH")
 _MAGIC = b"MPKV"
 PREFIX_BYTES = _PREFIX.size
-_BODY_BYTES_MAX = NONCE_BYTES + 2 * (1 + NAME_BYTES_MAX)
+_BODY_BYTES_MAX = NONCE_BYTES + LINK_ID_BYTES + 2 * (1 + NAME_BYTES_MAX)
 
 
 class Step(IntEnum):
@@ -54,6 +56,7 @@ class Role(IntEnum):
 @dataclass(frozen=True, slots=True)
 class Hello:
     nonce: bytes
+    link_id: bytes
     caller: str
     owner: str
 
@@ -79,24 +82,24 @@ def parse_prefix(data: bytes) -> tuple[Step, int]:
 
 
 def pack_hello(hello: Hello) -> bytes:
-    return pack(Step.HELLO, hello.nonce + _prefixed(hello.caller) + _prefixed(hello.owner))
+    return pack(Step.HELLO, hello.nonce + hello.link_id + _prefixed(hello.caller) + _prefixed(hello.owner))
 
 
 def parse_hello(body: bytes) -> Hello:
-    if len(body) < NONCE_BYTES:
+    names_at = NONCE_BYTES + LINK_ID_BYTES
+    if len(body) < names_at:
         raise FrameError("HELLO is too short")
-    caller, rest = _take_name(body[NONCE_BYTES:])
+    caller, rest = _take_name(body[names_at:])
     owner, rest = _take_name(rest)
     if rest:
         raise FrameError("HELLO is too long")
-    return Hello(body[:NONCE_BYTES], caller, owner)
+    return Hello(body[:NONCE_BYTES], body[NONCE_BYTES:names_at], caller, owner)
 
 
 def proof(secret: bytes, role: Role, hello: Hello, owner_nonce: bytes) -> bytes:
     """What the side in `role` sends. Every field is of fixed length or carries its length."""
-    message = b"".join(
-        (_DOMAIN, bytes((role,)), _prefixed(hello.caller), _prefixed(hello.owner), hello.nonce, owner_nonce)
-    )
+    message = b"".join((_DOMAIN, bytes((role,)), _prefixed(hello.caller), _prefixed(hello.owner)))
+    message += hello.link_id + hello.nonce + owner_nonce
     return hmac.new(secret, message, hashlib.sha256).digest()
 
 

@@ -10,8 +10,8 @@ from collections import deque
 
 from kvtransfer.limits import CHUNK_BYTES_MAX
 from kvtransfer.memory import Cursor
-from kvtransfer.tcp.frames import Kind, pack_header
-from kvtransfer.tcp.inbox import VIEWS_MAX
+from kvtransfer.stream.frames import Kind, pack_header
+from kvtransfer.stream.inbox import VIEWS_MAX
 
 _ZEROS = memoryview(bytes(CHUNK_BYTES_MAX))
 
