@@ -3,8 +3,9 @@
 Knows how many blocks there are and how large one is, not what is in them.
 """
 
-import mmap
 from typing import Self
+
+from kvtransfer.shared_buffer import SharedBuffer, SharedBufferError
 
 BLOCKS_MAX = 2**31 - 1
 """Block ids travel as int32."""
@@ -17,10 +18,11 @@ class ArenaError(Exception):
 class Arena:
     """`blocks` blocks of `block_bytes` bytes each, zeroed, page-aligned, shared with forked processes.
 
-    Pages take memory only once they are written. Block i is the bytes from i * block_bytes on.
+    Other processes of the host that kvtransfer gives it to map it read-only. Pages take memory only
+    once they are touched. Block i is the bytes from i * block_bytes on.
     """
 
-    def __init__(self, memory: mmap.mmap, blocks: int, block_bytes: int) -> None:
+    def __init__(self, memory: SharedBuffer, blocks: int, block_bytes: int) -> None:
         """Use `create`."""
         self._memory = memory
         self._buffer = memoryview(memory)
@@ -35,8 +37,8 @@ class Arena:
         if block_bytes < 1:
             raise ArenaError(f"block_bytes: {block_bytes}, at least 1")
         try:
-            memory = mmap.mmap(-1, blocks * block_bytes)
-        except (OSError, OverflowError) as error:
+            memory = SharedBuffer.create(blocks * block_bytes)
+        except SharedBufferError as error:
             raise ArenaError(f"{blocks} blocks of {block_bytes} bytes: {error}") from error
         return cls(memory, blocks, block_bytes)
 
@@ -55,12 +57,7 @@ class Arena:
     def close(self) -> None:
         """Give the memory back: at once, or when the last view of it is gone. Closing twice is nothing."""
         self._buffer.release()
-        try:
-            self._memory.close()
-        except BufferError:
-            # Somebody still has a view (an array, a tensor). Unmapping now would crash them; the mapping
-            # goes with the last reference to it.
-            return
+        self._memory.close()
 
     def __enter__(self) -> Self:
         return self

@@ -1,11 +1,13 @@
 """Arena: zeroed, writable, shared with forked processes, safe to close under views."""
 
+import mmap
 import os
 
 import numpy as np
 import pytest
 
 from kvpool import Arena, ArenaError
+from kvtransfer.shared_buffer import SharedBuffer
 
 pytestmark = pytest.mark.unit
 
@@ -73,3 +75,15 @@ def test_a_block_that_is_none_is_refused(block_id):
 def test_an_arena_that_cannot_be_is_refused(blocks, block_bytes, message):
     with pytest.raises(ArenaError, match=message):
         Arena.create(blocks, block_bytes)
+
+
+def test_peers_of_the_host_can_map_it_but_not_write_to_it():
+    """What kvtransfer's shared memory transport finds behind the buffer that a worker registers."""
+    with Arena.create(2, 4096) as arena:
+        shared = arena.buffer.obj
+        assert isinstance(shared, SharedBuffer)
+        with mmap.mmap(shared.fileno(), 8192, prot=mmap.PROT_READ) as seen:
+            arena.block(1)[0] = 5
+            assert seen[4096] == 5
+        with pytest.raises(PermissionError):
+            mmap.mmap(shared.fileno(), 8192)

@@ -1,0 +1,121 @@
+"""Memory that other processes of this host can map read-only, and in no other way.
+
+Owns making it and sealing it. Knows nothing of regions, grants or how the descriptor travels.
+"""
+
+import fcntl
+import mmap
+import os
+import sys
+import weakref
+from typing import Self
+
+from kvtransfer.errors import TransferError
+from kvtransfer.limits import REGION_BYTES_MAX
+
+F_ADD_SEALS = 1033
+F_GET_SEALS = 1034
+F_SEAL_SEAL = 0x0001
+F_SEAL_SHRINK = 0x0002
+F_SEAL_GROW = 0x0004
+F_SEAL_FUTURE_WRITE = 0x0010
+"""Constants of Linux that Python 3.11 does not name all of; FUTURE_WRITE came with 5.1."""
+
+_SEALS = F_SEAL_FUTURE_WRITE | F_SEAL_GROW | F_SEAL_SHRINK | F_SEAL_SEAL
+
+
+class SharedBufferError(TransferError):
+    """The memory cannot be had; the message names the size and the reason."""
+
+
+class SharedBuffer(mmap.mmap):
+    """`size_bytes` bytes, zeroed, page-aligned, writable here and in forked children.
+
+    A `mmap`, so it is a buffer for memoryview, numpy and torch, and `memoryview(x).obj` leads back here.
+    Pages take memory only once they are touched. Whoever gets `fileno()` can map it read-only: its seals
+    refuse every writable mapping but ours, and every change of size, so that no access can fault.
+    Where the kernel cannot promise that, it is memory of this process and its children all the same;
+    `private_reason` says why, and `fileno()` raises.
+    """
+
+    size_bytes: int
+    private_reason: str | None
+    _descriptor: int | None
+    _closing: "weakref.finalize[[int], SharedBuffer] | None"
+
+    @classmethod
+    def create(cls, size_bytes: int) -> Self:
+        """Raises SharedBufferError."""
+        if not 1 <= size_bytes <= REGION_BYTES_MAX:
+            raise SharedBufferError(f"size_bytes: {size_bytes}, from 1 to {REGION_BYTES_MAX}")
+        try:
+            # A memfd takes any size without a look at the machine; an anonymous mapping is refused where
+            # it can never be filled. Asking first turns a later kill for lack of memory into an error.
+            mmap.mmap(-1, size_bytes).close()
+            descriptor, reason = _sealable(size_bytes)
+            buffer = cls._mapped(descriptor, size_bytes)
+        except (OSError, OverflowError, ValueError) as error:
+            raise SharedBufferError(f"{size_bytes} bytes of shared memory: {error}") from error
+        if descriptor is not None and (reason := _sealed(descriptor)) is not None:
+            # Sealing failed: a peer could write or truncate. Nobody is to get this descriptor.
+            os.close(descriptor)
+            descriptor = None
+        buffer.size_bytes = size_bytes
+        buffer.private_reason = reason
+        buffer._descriptor = descriptor
+        # The mapping goes with its last reference, closed or not; so must the descriptor.
+        buffer._closing = None if descriptor is None else weakref.finalize(buffer, os.close, descriptor)
+        return buffer
+
+    @classmethod
+    def _mapped(cls, descriptor: int | None, size_bytes: int) -> Self:
+        if descriptor is None:
+            return cls(-1, size_bytes)
+        try:
+            return cls(descriptor, size_bytes)
+        except BaseException:
+            os.close(descriptor)
+            raise
+
+    def fileno(self) -> int:
+        """The sealed descriptor, ours until `close`. Raises SharedBufferError if there is none."""
+        if self._descriptor is None:
+            raise SharedBufferError(self.private_reason or "the buffer is closed")
+        return self._descriptor
+
+    def close(self) -> None:
+        """Give the memory back: at once, or when the last view of it is gone. Again is harmless."""
+        if self._closing is not None:
+            self._closing()
+        self._descriptor = None
+        try:
+            super().close()
+        except BufferError:
+            # Somebody still has a view (an array, a tensor). Unmapping now would crash them; the mapping
+            # goes with the last reference to it.
+            return
+
+
+def _sealable(size_bytes: int) -> tuple[int | None, str | None]:
+    """A descriptor of that size that can be sealed, or why there is none."""
+    if sys.platform != "linux":
+        return None, f"sealed memory needs Linux, this is {sys.platform}"
+    try:
+        descriptor = os.memfd_create("moonpool", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    except OSError as error:
+        return None, f"memfd_create is refused: {error}"
+    try:
+        os.truncate(descriptor, size_bytes)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor, None
+
+
+def _sealed(descriptor: int) -> str | None:
+    """Seal a descriptor that is mapped; the reason if this kernel cannot."""
+    try:
+        fcntl.fcntl(descriptor, F_ADD_SEALS, _SEALS)
+    except OSError as error:
+        return f"F_SEAL_FUTURE_WRITE is refused (it came with Linux 5.1): {error}"
+    return None
