@@ -1,8 +1,8 @@
 """An endpoint in a process of its own, driven over JSON lines, and the handle to drive it.
 
-The process runs `python -m tests.support.transfer_peer NAME MEMORY_BYTES LIMITS_JSON`. Each command
-is a JSON object with `id` and `do`; each answer carries the `id`. Commands run at once, so that a
-process can be asked something while it writes.
+The process runs `python -m tests.support.transfer_peer NAME MEMORY_BYTES LIMITS_JSON HOST SECRET`. Each
+command is a JSON object with `id` and `do`; each answer carries the `id`. Commands run at once, so that a
+process can be asked something while it writes; a write or read that has a `call` can be cancelled by it.
 """
 
 import asyncio
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tests.support.waiting import until
 
 from kvtransfer import Access, Endpoint, Grant, Limits, TransferError, checksum
 
@@ -39,11 +40,23 @@ class PeerProcess:
 
     @classmethod
     @asynccontextmanager
-    async def run(cls, name: str, memory_bytes: int, **limits: float) -> AsyncIterator["PeerProcess"]:
-        """A peer that listens; it is ended by its pid, whatever state the test left it in."""
+    async def run(
+        cls,
+        name: str,
+        memory_bytes: int,
+        *,
+        launcher: tuple[str, ...] = (),
+        host: str = "127.0.0.1",
+        secret: bytes = SECRET,
+        **limits: float,
+    ) -> AsyncIterator["PeerProcess"]:
+        """A peer that listens at `host`; it is ended by its pid, whatever state the test left it in.
+
+        `launcher` is a command that becomes the one that follows it, such as `ip netns exec NAME`.
+        """
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "tests.support.transfer_peer"),
-            *(name, str(memory_bytes), json.dumps(limits)),
+            *(*launcher, sys.executable, "-m", "tests.support.transfer_peer"),
+            *(name, str(memory_bytes), json.dumps(limits), host, secret.decode()),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             cwd=_ROOT,
@@ -100,6 +113,7 @@ class _Served:
         self._memory = np.zeros(memory_bytes, dtype=np.uint8)
         self._region = endpoint.register(self._memory)
         self._grants: dict[str, Grant] = {}
+        self._calls: dict[str, asyncio.Task[Any]] = {}
 
     async def do(self, command: dict[str, Any]) -> dict[str, Any]:
         match command["do"]:
@@ -107,6 +121,10 @@ class _Served:
                 return {"descriptor": self._endpoint.descriptor()}
             case "fill":
                 self._memory[:] = command["value"]
+                return {}
+            case "fill_random":
+                values = np.random.default_rng(command["seed"]).integers(1, 250, len(self._memory), np.uint8)
+                self._memory[:] = values
                 return {}
             case "count":
                 return {"count": int((self._memory == command["value"]).sum())}
@@ -119,10 +137,22 @@ class _Served:
                 return {}
             case "written":
                 return {"bytes": self._endpoint.written_bytes(self._grants[command["token"]])}
+            case "landing":
+                await until(lambda: self._landed(command) > command["more_than_bytes"], ANSWER_S_MAX)
+                return {"bytes": self._landed(command)}
+            case "cancel":
+                self._calls[command["call"]].cancel()
+                return {}
             case "write" | "read":
                 return await self._transfer(command)
             case unknown:
                 raise ValueError(f"unknown command {unknown}")
+
+    def _landed(self, command: dict[str, Any]) -> int:
+        """Bytes under a grant of ours, or without one those of our memory that are not zero."""
+        if "token" in command:
+            return self._endpoint.written_bytes(self._grants[command["token"]])
+        return int(np.count_nonzero(self._memory))
 
     def _grant(self, command: dict[str, Any]) -> dict[str, Any]:
         grant = self._endpoint.grant(
@@ -137,6 +167,9 @@ class _Served:
 
     async def _transfer(self, command: dict[str, Any]) -> dict[str, Any]:
         timeout_s = command.get("timeout_s", 20.0)
+        task = asyncio.current_task()
+        assert task is not None
+        self._calls[command.get("call", "")] = task
         try:
             peer = await self._endpoint.connect(command["descriptor"], timeout_s=timeout_s)
             call = peer.write if command["do"] == "write" else peer.read
@@ -145,11 +178,13 @@ class _Served:
             )
         except TransferError as error:
             return {"error": type(error).__name__, "retryable": error.retryable, "text": str(error)}
+        except asyncio.CancelledError:
+            return {"error": asyncio.CancelledError.__name__}
         return {"bytes": moved}
 
 
-async def _main(name: str, memory_bytes: int, limits: Limits) -> None:
-    endpoint = Endpoint(name, SECRET, limits=limits)
+async def _main(name: str, memory_bytes: int, limits: Limits, host: str, secret: bytes) -> None:
+    endpoint = Endpoint(name, secret, host=host, limits=limits)
     await endpoint.start()
     served = _Served(endpoint, memory_bytes)
     loop = asyncio.get_running_loop()
@@ -168,4 +203,5 @@ async def _main(name: str, memory_bytes: int, limits: Limits) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(_main(sys.argv[1], int(sys.argv[2]), Limits(**json.loads(sys.argv[3]))))
+    own_limits = Limits(**json.loads(sys.argv[3]))
+    asyncio.run(_main(sys.argv[1], int(sys.argv[2]), own_limits, sys.argv[4], sys.argv[5].encode()))
