@@ -1,6 +1,8 @@
 """`moonpool bench NAME`: measurements, all printed in one form (DESIGN §10)."""
 
 from moonpool.arguments import CommandGroup
-from moonpool.benchmarks import attention, engine, prefix
+from moonpool.benchmarks import attention, engine, prefix, transfer
 
-GROUP = CommandGroup("bench", "measure something", (prefix.COMMAND, engine.COMMAND, attention.COMMAND))
+GROUP = CommandGroup(
+    "bench", "measure something", (prefix.COMMAND, engine.COMMAND, attention.COMMAND, transfer.COMMAND)
+)
