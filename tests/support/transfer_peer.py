@@ -23,6 +23,8 @@ from kvtransfer import Access, Endpoint, Grant, Limits, TransferError, checksum
 
 SECRET = b"the secret that this cluster has"
 ANSWER_S_MAX = 30.0
+COMMAND_BYTES_MAX = 4 << 20
+"""One line; 10,000 ranges have some 200 KB."""
 _ROOT = Path(__file__).parents[2]
 
 
@@ -188,7 +190,7 @@ async def _main(name: str, memory_bytes: int, limits: Limits, host: str, secret:
     await endpoint.start()
     served = _Served(endpoint, memory_bytes)
     loop = asyncio.get_running_loop()
-    lines = asyncio.StreamReader()
+    lines = asyncio.StreamReader(limit=COMMAND_BYTES_MAX)
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)
 
     async def answer(command: dict[str, Any]) -> None:
