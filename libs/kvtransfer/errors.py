@@ -4,16 +4,21 @@
 Every other `TransferError` fails the same way each time: the caller or the peer is wrong.
 """
 
+import numpy as np
+import numpy.typing as npt
+
 
 class TransferError(Exception):
     """Base of everything this library raises on purpose.
 
     `landed` names the stretches (start, count), in bytes of the failed call's order, that are known to have
-    landed; nothing is known of the rest.
+    landed; nothing is known of the rest. On the error that a call of `Peer` raises, `landed_ranges` says the
+    same for each remote range as the caller passed it: True where all of it landed.
     """
 
     retryable: bool = False
     landed: tuple[tuple[int, int], ...] = ()
+    landed_ranges: npt.NDArray[np.bool_] | None = None
 
 
 class RetryableTransferError(TransferError):
@@ -44,6 +49,10 @@ class TransportUnfit(RetryableTransferError):
 
 class GrantError(TransferError):
     """The grant does not cover this access: unknown, revoked, another peer, generation or range."""
+
+
+class ArrivalError(TransferError):
+    """The bytes of a tagged write are there, but the owner's callback for its tag failed."""
 
 
 class RangeError(TransferError):

@@ -4,6 +4,7 @@ Owns the decision "may this peer touch these bytes"; every transport asks here a
 A token is 128 random bits and the generation; what it allows is kept on this side only.
 """
 
+import logging
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -12,11 +13,13 @@ from enum import StrEnum
 import numpy as np
 import numpy.typing as npt
 
-from kvtransfer.errors import BusyError, GrantError, RangeError
+from kvtransfer.errors import ArrivalError, BusyError, GrantError, RangeError
 from kvtransfer.limits import NAME_BYTES_MAX
 from kvtransfer.memory import Ranges, Region, checked_ranges
 
 _TOKEN_VERSION = "g1"
+
+_log = logging.getLogger(__name__)
 
 
 class Access(StrEnum):
@@ -58,6 +61,19 @@ class Grant:
             return False
         at = np.searchsorted(self.starts, ranges[:, 0], side="right") - 1
         return bool(((at >= 0) & (ranges[:, 0] + ranges[:, 1] <= self.ends[at])).all())
+
+    def arrived(self, tag: bytes, payload_bytes: int) -> None:
+        """Hand a tag over, once, on the event loop, after the bytes that it belongs to are visible.
+
+        Raises GrantError if the grant takes no tags, ArrivalError if its callback fails.
+        """
+        if self.on_arrival is None:
+            raise GrantError("the grant takes no tags")
+        try:
+            self.on_arrival(Arrival(self, tag, payload_bytes))
+        except Exception as error:
+            _log.exception("taking the tag of a write by %s failed", self.peer)
+            raise ArrivalError("the tag was not taken: its owner failed") from error
 
 
 class GrantTable:

@@ -63,9 +63,9 @@ class Connection:
         self._outbox.add(outgoing)
         self._flush_soon()
 
-    def withdraw(self, outgoing: Outgoing) -> None:
-        """From now on no byte of its memory is read."""
-        self._outbox.withdraw(outgoing)
+    def withdraw(self, outgoing: Outgoing) -> int:
+        """From now on no byte of its memory is read. Returns how many left before."""
+        return self._outbox.withdraw(outgoing)
 
     def close(self, error: TransferError) -> None:
         """Close at once; again is harmless."""

@@ -2,7 +2,8 @@
 
 Every frame is a 16-byte header (kind, body length, request number) and a body:
 
-    WRITE  caller → owner   token, ranges, payload length, tag, digest; over tcp the payload follows as DATA
+    WRITE  caller → owner   token, ranges, payload length, tag, digest, the length of what came before it in
+                            the same call; over tcp the payload follows as DATA
     READ   caller → owner   token, ranges, payload length; over tcp the payload comes back as DATA
     DATA   both ways        the next bytes of the request's payload
     ABORT  caller → owner   the caller gave up
@@ -21,6 +22,7 @@ from enum import IntEnum
 import numpy as np
 
 from kvtransfer.errors import (
+    ArrivalError,
     BusyError,
     ChecksumError,
     FrameError,
@@ -32,7 +34,7 @@ from kvtransfer.limits import CHUNK_BYTES_MAX, RANGES_MAX, TAG_BYTES_MAX, TOKEN_
 from kvtransfer.memory import Ranges
 
 _HEADER = struct.Struct("<B3xIQ")
-_REQUEST = struct.Struct("<QIHHBB6x")
+_REQUEST = struct.Struct("<QQIHHBB6x")
 _DONE = struct.Struct("<Q")
 _ERROR = struct.Struct("<QH")
 HEADER_BYTES = _HEADER.size
@@ -58,6 +60,7 @@ class ErrorCode(IntEnum):
     ABORTED = 3
     CHECKSUM = 4
     UNFIT = 5
+    ARRIVAL = 6
 
 
 _ERROR_CLASSES: Mapping[int, type[TransferError]] = {
@@ -66,6 +69,7 @@ _ERROR_CLASSES: Mapping[int, type[TransferError]] = {
     ErrorCode.ABORTED: TransferError,
     ErrorCode.CHECKSUM: ChecksumError,
     ErrorCode.UNFIT: TransportUnfit,
+    ErrorCode.ARRIVAL: ArrivalError,
 }
 
 _REQUEST_BYTES_MAX = (
@@ -92,7 +96,8 @@ class Header:
 class TransferRequest:
     """The body of WRITE and READ. The ranges are as the peer sent them: not checked.
 
-    `digest` is of a WRITE's payload; a READ with `verify` wants one back.
+    `digest` is of a WRITE's payload; a READ with `verify` wants one back. `earlier_bytes` landed by
+    requests before this one and belong to the same call: the tag is for all of them.
     """
 
     token: str
@@ -101,6 +106,7 @@ class TransferRequest:
     tag: bytes = b""
     digest: bytes = b""
     verify: bool = False
+    earlier_bytes: int = 0
 
 
 def pack_header(kind: int, body_bytes: int, request: int) -> bytes:
@@ -128,7 +134,13 @@ def pack_request(kind: int, request: int, wanted: TransferRequest) -> bytes:
     token = wanted.token.encode()
     flags = _VERIFY if wanted.verify else 0
     fixed = _REQUEST.pack(
-        wanted.payload_bytes, len(wanted.ranges), len(token), len(wanted.tag), len(wanted.digest), flags
+        wanted.payload_bytes,
+        wanted.earlier_bytes,
+        len(wanted.ranges),
+        len(token),
+        len(wanted.tag),
+        len(wanted.digest),
+        flags,
     )
     body = b"".join((fixed, token, wanted.tag, wanted.digest, wanted.ranges.astype("<i8").tobytes()))
     return pack_header(kind, len(body), request) + body
@@ -138,7 +150,9 @@ def parse_request(body: bytearray) -> TransferRequest:
     """Raises FrameError unless the lengths add up and the ranges sum to the payload."""
     if len(body) < _REQUEST.size:
         raise FrameError(f"request body of {len(body)} bytes is too short")
-    payload_bytes, range_count, token_bytes, tag_bytes, digest_bytes, flags = _REQUEST.unpack_from(body)
+    payload_bytes, earlier_bytes, range_count, token_bytes, tag_bytes, digest_bytes, flags = (
+        _REQUEST.unpack_from(body)
+    )
     tag_at = _REQUEST.size + token_bytes
     digest_at = tag_at + tag_bytes
     ranges_at = digest_at + digest_bytes
@@ -158,7 +172,7 @@ def parse_request(body: bytearray) -> TransferRequest:
     if sum(ranges[:, 1].tolist()) != payload_bytes:
         raise FrameError("the lengths of the ranges do not sum to the payload")
     tag, digest = bytes(body[tag_at:digest_at]), bytes(body[digest_at:ranges_at])
-    return TransferRequest(token, ranges, payload_bytes, tag, digest, bool(flags & _VERIFY))
+    return TransferRequest(token, ranges, payload_bytes, tag, digest, bool(flags & _VERIFY), earlier_bytes)
 
 
 def pack_abort(request: int) -> bytes:

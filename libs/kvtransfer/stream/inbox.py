@@ -25,7 +25,7 @@ class Incoming:
     It lands while there is a cursor and the grant, if any, stands; otherwise it is read and thrown away.
     """
 
-    __slots__ = ("cursor", "grant", "payload_bytes", "remaining", "request")
+    __slots__ = ("cursor", "grant", "landed_bytes", "payload_bytes", "remaining", "request")
 
     def __init__(
         self, request: int, payload_bytes: int, cursor: Cursor | None, grant: Grant | None = None
@@ -33,6 +33,7 @@ class Incoming:
         self.request = request
         self.payload_bytes = payload_bytes
         self.remaining = payload_bytes
+        self.landed_bytes = 0
         self.cursor = cursor
         self.grant = grant
 
@@ -51,6 +52,7 @@ class Incoming:
         cursor = self.landing()
         if cursor is not None:
             cursor.advance(count)
+            self.landed_bytes += count
             if self.grant is not None:
                 self.grant.landed_bytes += count
 

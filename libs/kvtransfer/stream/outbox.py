@@ -57,8 +57,8 @@ class Outbox:
     def add(self, outgoing: Outgoing) -> None:
         self._queue.append(outgoing)
 
-    def withdraw(self, outgoing: Outgoing) -> None:
-        """Send no further byte of its memory."""
+    def withdraw(self, outgoing: Outgoing) -> int:
+        """Send no further byte of its memory. Returns how many went before."""
         outgoing.withdrawn = True
         outgoing.let_go()
         if outgoing in self._queue:
@@ -66,6 +66,7 @@ class Outbox:
         for index in range(self._at, len(self._views)):
             if self._owners[index] is outgoing:
                 self._views[index] = _ZEROS[: len(self._views[index])]
+        return 0
 
     def buffers(self) -> list[memoryview]:
         """What to send next; empty if there is nothing."""

@@ -107,7 +107,7 @@ class CallerLink:
             done_bytes, pending.digest = frames.parse_done(body)
             self._check_done(pending, done_bytes)
         else:
-            error = frames.parse_error(body)
+            error = _believable(frames.parse_error(body), pending)
         # A malformed answer raised above, while the request is still among those that the close fails.
         del self._pending[header.request]
         _settle(pending.future, error)
@@ -164,6 +164,13 @@ class CallerLink:
         complete = incoming.remaining == 0 if incoming is not None else pending.outgoing.batched
         if not complete or done_bytes != pending.payload_bytes:
             raise FrameError(f"{self._connection.peer} says DONE before it is")
+
+
+def _believable(error: TransferError, pending: _Pending) -> TransferError:
+    """What landed by the owner's word, as far as it can be true: of a read it must have come here."""
+    known = pending.incoming.landed_bytes if pending.incoming is not None else pending.payload_bytes
+    error.landed = tuple((start, min(count, known)) for start, count in error.landed if known)
+    return error
 
 
 def _settle(future: asyncio.Future[None], error: TransferError | None) -> None:

@@ -7,42 +7,61 @@ is thrown away, until all of it came or the caller aborts: the connection stays 
 import logging
 import socket
 from collections.abc import Callable
+from dataclasses import dataclass
 
-from kvtransfer.errors import FrameError, GrantError, PeerLostError, TransferError
+from kvtransfer.errors import ArrivalError, FrameError, GrantError, PeerLostError, TransferError
 from kvtransfer.grants import Access, Grant
 from kvtransfer.kinds import TransportKind
-from kvtransfer.memory import Cursor
+from kvtransfer.memory import Cursor, Ranges
 from kvtransfer.stream import frames
 from kvtransfer.stream.connection import Connection
 from kvtransfer.stream.frames import ErrorCode, Header, Kind, TransferRequest
 from kvtransfer.stream.inbox import Incoming
 from kvtransfer.stream.outbox import Outgoing
 from kvtransfer.transport import TransportContext
+from kvtransfer.verification import GrantedDigests
 
 OWNER_ACCEPTS = frames.accepts(Kind.WRITE, Kind.READ, Kind.DATA, Kind.ABORT)
 """What an owner receives."""
 
+_OPEN_PER_SERVED = 2
+"""Requests on the table for each that may be served; a caller with more of them refused is cut off."""
+
+_REVOKED = "the grant was revoked"
 _log = logging.getLogger(__name__)
 
 
+@dataclass(slots=True)
+class _Serving:
+    """A request that the grant lets through: `ranges` are checked."""
+
+    request: int
+    wanted: TransferRequest
+    grant: Grant
+    ranges: Ranges
+    outgoing: Outgoing | None = None
+
+
 class OwnerSession:
-    """The requests of one caller, served. Owns the socket that it is given."""
+    """The requests of one connection, served. Owns the socket that it is given."""
 
     def __init__(
         self,
         sock: socket.socket,
         peer: str,
         context: TransportContext,
+        digests: GrantedDigests,
         on_end: "Callable[[OwnerSession], None]",
     ) -> None:
         self.peer = peer
         self._connection = Connection(sock, peer, self, OWNER_ACCEPTS, context.limits.turn_bytes)
         self._context = context
+        self._digests = digests
         self._on_end = on_end
         self._counters = context.statistics.of(peer, TransportKind.TCP)
         self._last_request = 0
-        self._writes: dict[int, Incoming] = {}
-        self._reads: dict[int, tuple[Outgoing, Grant, int]] = {}
+        self._serving: dict[int, _Serving] = {}
+        self._incoming: dict[int, Incoming] = {}
 
     def start(self) -> None:
         self._connection.start()
@@ -51,7 +70,7 @@ class OwnerSession:
         self._connection.close(PeerLostError(reason))
 
     def incoming(self, request: int, count: int) -> Incoming:
-        incoming = self._writes.get(request)
+        incoming = self._incoming.get(request)
         if incoming is None:
             raise FrameError(f"DATA for request {request}, which is no write in progress")
         return incoming
@@ -70,96 +89,154 @@ class OwnerSession:
     def on_payload(self, incoming: Incoming) -> None:
         if incoming.remaining:
             return
-        del self._writes[incoming.request]
-        grant = incoming.grant
-        if grant is None or incoming.landing() is None:
+        del self._incoming[incoming.request]
+        serving = self._serving.get(incoming.request)
+        if serving is None:
             return  # its ERROR went out when landing stopped
-        self._done_writing(incoming.request, incoming.payload_bytes)
+        if incoming.landing() is None:
+            self._refuse(incoming.request, ErrorCode.GRANT, _REVOKED, incoming.landed_bytes)
+        else:
+            self._all_landed(serving)
 
     def on_sent(self, outgoing: Outgoing) -> None:
-        entry = self._reads.pop(outgoing.request, None)
-        if entry is not None:
-            self._done_reading(outgoing.request, entry[2])
+        serving = self._serving.get(outgoing.request)
+        if serving is not None:
+            self._all_sent(serving)
 
     def on_closed(self, error: TransferError) -> None:
-        self._counters.served_failures += len(self._writes) + len(self._reads)
-        self._writes.clear()
-        self._reads.clear()
+        self._counters.served_failures += len(self._serving)
+        self._serving.clear()
+        self._incoming.clear()
         if isinstance(error, FrameError):
             _log.warning("connection of %s closed: %s", self.peer, error)
         self._on_end(self)
 
     def stop_grant(self, grant: Grant) -> None:
         """The grant is revoked: stop what runs under it and tell the caller."""
-        for request, incoming in self._writes.items():
-            if incoming.grant is grant and incoming.cursor is not None:
-                incoming.stop_landing()
-                self._refuse(request, ErrorCode.GRANT, "the grant was revoked")
-        for request, (outgoing, owner, _) in list(self._reads.items()):
-            if owner is grant:
-                self._connection.withdraw(outgoing)
-                del self._reads[request]
-                self._refuse(request, ErrorCode.GRANT, "the grant was revoked")
+        for serving in [serving for serving in self._serving.values() if serving.grant is grant]:
+            self._refuse(serving.request, ErrorCode.GRANT, _REVOKED, self._stop(serving))
 
     def _open(self, header: Header) -> int:
         if header.request <= self._last_request:
             raise FrameError(f"request {header.request} after {self._last_request}: numbers must grow")
+        served_max = self._context.limits.transfers_served_max
+        if len(self._incoming) + len(self._serving) >= _OPEN_PER_SERVED * served_max:
+            raise FrameError(f"{_OPEN_PER_SERVED * served_max} requests are open and more come")
         self._last_request = header.request
         return header.request
 
     def _on_write(self, request: int, wanted: TransferRequest) -> None:
-        grant, cursor = self._admit(request, wanted, Access.WRITE)
+        serving = self._admit(request, wanted, Access.WRITE)
         if wanted.payload_bytes:
-            self._writes[request] = Incoming(request, wanted.payload_bytes, cursor, grant)
-        elif grant is not None:
-            self._done_writing(request, 0)
+            grant = serving.grant if serving is not None else None
+            cursor = Cursor(serving.grant.region.view, serving.ranges) if serving is not None else None
+            self._incoming[request] = Incoming(request, wanted.payload_bytes, cursor, grant)
+        elif serving is not None:
+            self._all_landed(serving)
 
     def _on_read(self, request: int, wanted: TransferRequest) -> None:
-        grant, cursor = self._admit(request, wanted, Access.READ)
-        if grant is None:
+        if wanted.tag or wanted.digest:
+            raise FrameError("a READ with a tag or a digest")
+        serving = self._admit(request, wanted, Access.READ)
+        if serving is None:
             return
         if not wanted.payload_bytes:
-            self._done_reading(request, 0)
+            self._all_sent(serving)
             return
-        outgoing = Outgoing(request, b"", cursor)
-        self._reads[request] = (outgoing, grant, wanted.payload_bytes)
-        self._connection.send(outgoing)
+        serving.outgoing = Outgoing(request, b"", Cursor(serving.grant.region.view, serving.ranges))
+        self._connection.send(serving.outgoing)
 
-    def _admit(
-        self, request: int, wanted: TransferRequest, access: Access
-    ) -> tuple[Grant, Cursor] | tuple[None, None]:
-        """The grant and a cursor over its memory, or nothing once the refusal is sent."""
+    def _admit(self, request: int, wanted: TransferRequest, access: Access) -> _Serving | None:
+        """The request under its grant, or None once the refusal is sent."""
         served_max = self._context.limits.transfers_served_max
-        if len(self._writes) + len(self._reads) >= served_max:
+        if len(self._serving) >= served_max:
             self._refuse(request, ErrorCode.BUSY, f"transfers_served_max of {served_max} is reached")
-            return None, None
+            return None
         try:
             grant, ranges = self._context.grants.check(wanted.token, self.peer, access, wanted.ranges)
+            if wanted.tag and grant.on_arrival is None:
+                raise GrantError("the grant takes no tags")
+            if wanted.earlier_bytes > grant.landed_bytes:
+                raise GrantError(f"{wanted.earlier_bytes} earlier bytes did not land under the grant")
         except GrantError as error:
             self._refuse(request, ErrorCode.GRANT, str(error))
-            return None, None
-        return grant, Cursor(grant.region.view, ranges)
+            return None
+        serving = self._serving[request] = _Serving(request, wanted, grant, ranges)
+        return serving
 
     def _on_abort(self, request: int) -> None:
         if request > self._last_request:
             raise FrameError(f"ABORT of request {request}, which was never made")
-        incoming = self._writes.pop(request, None)
-        read = self._reads.pop(request, None)
-        if read is not None:
-            self._connection.withdraw(read[0])
-        if read is not None or (incoming is not None and incoming.cursor is not None):
-            self._refuse(request, ErrorCode.ABORTED, "aborted by the caller")
+        serving = self._serving.get(request)
+        incoming = self._incoming.get(request)
+        if serving is not None and (incoming is not None or serving.outgoing is not None):
+            self._refuse(request, ErrorCode.ABORTED, "aborted by the caller", self._stop(serving))
+        # The rest of the payload does not come.
+        self._incoming.pop(request, None)
 
-    def _done_writing(self, request: int, payload_bytes: int) -> None:
+    def _stop(self, serving: _Serving) -> int:
+        """Touch its memory no more; how many bytes landed, or left, from the first one on."""
+        if serving.outgoing is not None:
+            return self._connection.withdraw(serving.outgoing)
+        incoming = self._incoming.get(serving.request)
+        if incoming is None:
+            return serving.wanted.payload_bytes
+        incoming.stop_landing()
+        return incoming.landed_bytes
+
+    def _all_landed(self, serving: _Serving) -> None:
+        """The digest first, then the tag, then DONE."""
+        sent = serving.wanted.digest
+        if not sent:
+            self._conclude_write(serving)
+            return
+
+        def compare(found: bytes) -> None:
+            if found == sent:
+                self._conclude_write(serving)
+            elif self._is_open(serving):
+                self._refuse(serving.request, ErrorCode.CHECKSUM, "what arrived is not what was sent")
+
+        self._digests.start(serving.grant, serving.ranges, compare)
+
+    def _conclude_write(self, serving: _Serving) -> None:
+        if not self._is_open(serving):
+            return  # revoked, or the connection was lost, while its digest was made
+        payload_bytes, wanted = serving.wanted.payload_bytes, serving.wanted
+        if wanted.tag:
+            try:
+                serving.grant.arrived(wanted.tag, wanted.earlier_bytes + payload_bytes)
+            except ArrivalError as error:
+                self._refuse(serving.request, ErrorCode.ARRIVAL, str(error), payload_bytes)
+                return
+            if not self._is_open(serving):
+                return  # the callback revoked the grant or closed the endpoint
+        del self._serving[serving.request]
         self._counters.served_writes += 1
         self._counters.served_written_bytes += payload_bytes
-        self._connection.send_frame(frames.pack_done(request, payload_bytes))
+        self._connection.send_frame(frames.pack_done(serving.request, payload_bytes))
 
-    def _done_reading(self, request: int, payload_bytes: int) -> None:
+    def _all_sent(self, serving: _Serving) -> None:
+        if serving.wanted.verify:
+            self._digests.start(
+                serving.grant, serving.ranges, lambda sent: self._conclude_read(serving, sent)
+            )
+        else:
+            self._conclude_read(serving, b"")
+
+    def _conclude_read(self, serving: _Serving, digest: bytes) -> None:
+        if not self._is_open(serving):
+            return
+        del self._serving[serving.request]
         self._counters.served_reads += 1
-        self._counters.served_read_bytes += payload_bytes
-        self._connection.send_frame(frames.pack_done(request, payload_bytes))
+        self._counters.served_read_bytes += serving.wanted.payload_bytes
+        self._connection.send_frame(frames.pack_done(serving.request, serving.wanted.payload_bytes, digest))
 
-    def _refuse(self, request: int, code: ErrorCode, text: str) -> None:
+    def _is_open(self, serving: _Serving) -> bool:
+        """Not answered yet."""
+        return self._serving.get(serving.request) is serving
+
+    def _refuse(self, request: int, code: ErrorCode, text: str, landed_bytes: int = 0) -> None:
+        self._serving.pop(request, None)
         self._counters.served_failures += 1
-        self._connection.send_frame(frames.pack_error(request, code, text))
+        self._connection.send_frame(frames.pack_error(request, code, text, landed_bytes))

@@ -12,6 +12,7 @@ from kvtransfer.stream.listener import Listener
 from kvtransfer.tcp.caller import CallerLink
 from kvtransfer.tcp.owner import OwnerSession
 from kvtransfer.transport import Address, TransportContext
+from kvtransfer.verification import GrantedDigests
 
 
 class TcpTransport:
@@ -26,6 +27,7 @@ class TcpTransport:
         self._advertised_host = advertised_host
         self._listener: Listener | None = None
         self._sessions: dict[str, OwnerSession] = {}
+        self._digests = GrantedDigests()
 
     async def start(self) -> Address:
         sock = await sockets.listening(self._bind, self._port)
@@ -43,10 +45,11 @@ class TcpTransport:
         return link
 
     async def quiesce(self, grant: Grant) -> None:
-        # Only the event loop's thread receives, and it is here: there is nothing to wait for.
+        # Only the event loop's thread receives, and it is here: nothing but a digest is to be waited for.
         session = self._sessions.get(grant.peer)
         if session is not None:
             session.stop_grant(grant)
+        await self._digests.quiesce(grant)
 
     async def release(self, region: Region) -> None:
         """Nothing of a region is kept here."""
@@ -56,6 +59,7 @@ class TcpTransport:
             await self._listener.close()
         for session in list(self._sessions.values()):
             session.close("the endpoint is closed")
+        await self._digests.close()
 
     def admit(self, peer: str, link_id: bytes) -> bool:
         if peer not in self._sessions and len(self._sessions) >= self._context.limits.connections_max:
@@ -65,7 +69,7 @@ class TcpTransport:
 
     def welcome(self, sock: socket.socket, peer: str, link_id: bytes) -> None:
         self._end_session(peer)
-        session = OwnerSession(sock, peer, self._context, self._forget)
+        session = OwnerSession(sock, peer, self._context, self._digests, self._forget)
         self._sessions[peer] = session
         session.start()
 
