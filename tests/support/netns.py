@@ -78,6 +78,11 @@ class HostPair:
             device = ("dev", host.interface, "root")
             _command("tc", "-n", host.namespace, "qdisc", "replace", *device, "tbf", *limit)
 
+    def unshape(self) -> None:
+        """The end of `shape`; what waits in its queues is lost, as on any link."""
+        for host in (self.near, self.far):
+            _command("tc", "-n", host.namespace, "qdisc", "del", "dev", host.interface, "root")
+
     def cut(self, kind: Cut) -> None:
         """From now on nothing gets through."""
         match kind:

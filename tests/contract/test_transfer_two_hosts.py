@@ -1,0 +1,237 @@
+"""What the transport between hosts promises, with each side on a host of its own."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.support.netns import HostPair, host_pair
+from tests.support.transfer_peer import PeerProcess
+
+pytestmark = pytest.mark.contract
+
+MIB = 1 << 20
+TOTAL = 16 * MIB + 1
+WHOLE = [(0, TOTAL)]
+SIZES = (0, 1, 4096, TOTAL)
+STALL_S = 0.3
+SLOW_MEGABITS_PER_S = 100
+"""TOTAL takes 1.3 s: time to do something in the middle."""
+
+
+@pytest.fixture
+def hosts() -> Iterator[HostPair]:
+    with host_pair() as pair:
+        yield pair
+
+
+@pytest.fixture
+async def caller(hosts: HostPair) -> AsyncIterator[PeerProcess]:
+    """On the near host. TOTAL bytes, zero, as the owner has."""
+    async with PeerProcess.run(
+        "caller", TOTAL, launcher=hosts.near.launcher, host=hosts.near.address, stall_s_max=STALL_S
+    ) as process:
+        yield process
+
+
+@pytest.fixture
+async def owner(hosts: HostPair) -> AsyncIterator[PeerProcess]:
+    """On the far host."""
+    async with PeerProcess.run(
+        "owner", TOTAL, launcher=hosts.far.launcher, host=hosts.far.address
+    ) as process:
+        yield process
+
+
+async def token_of(owner: PeerProcess, ranges: Any = WHOLE, access: str = "write") -> str:
+    answer = await owner.ask("grant", ranges=ranges, peer="caller", access=access)
+    return str(answer["token"])
+
+
+async def call(
+    do: str,
+    caller: PeerProcess,
+    owner: PeerProcess,
+    token: str,
+    local: Any = WHOLE,
+    remote: Any = WHOLE,
+    **more: Any,
+) -> dict[str, Any]:
+    """One write or read, and its answer without the number."""
+    answer = await caller.ask(
+        do, descriptor=owner.descriptor, local=local, token=token, remote=remote, **more
+    )
+    del answer["id"]
+    return answer
+
+
+async def checksum(process: PeerProcess, ranges: Any = WHOLE) -> str:
+    return str((await process.ask("checksum", ranges=ranges))["checksum"])
+
+
+async def count(process: PeerProcess, value: int) -> int:
+    return int((await process.ask("count", value=value))["count"])
+
+
+async def begun(
+    do: str, caller: PeerProcess, owner: PeerProcess, **more: Any
+) -> tuple[str, asyncio.Task[dict[str, Any]]]:
+    """A write or read of everything over a slow link, some of which has landed; the grant's token."""
+    source, target = (caller, owner) if do == "write" else (owner, caller)
+    await source.ask("fill_random", seed=7)
+    token = await token_of(owner, access=do)
+    task = asyncio.create_task(call(do, caller, owner, token, **more))
+    where = {"token": token} if do == "write" else {}
+    await target.ask("landing", more_than_bytes=MIB, **where)
+    return token, task
+
+
+@pytest.mark.parametrize("do", ["write", "read"])
+async def test_exactly_the_bytes_asked_for(caller: PeerProcess, owner: PeerProcess, do: str) -> None:
+    source, target = (caller, owner) if do == "write" else (owner, caller)
+    await source.ask("fill_random", seed=7)
+    token = await token_of(owner, access=do)
+    for size in SIZES:
+        await target.ask("fill", value=0)
+        ranges = [(TOTAL - size, size)]
+        answer = await call(do, caller, owner, token, ranges, ranges)
+        assert answer["bytes"] == size
+        assert await checksum(target, ranges) == await checksum(source, ranges)
+        assert await count(target, 0) == TOTAL - size
+
+
+def scattered(length: int, stride: int, seed: int) -> list[list[int]]:
+    """10,000 ranges that do not touch, in random order."""
+    places = np.random.default_rng(seed).permutation(10_000)
+    ranges: list[list[int]] = np.stack((places * stride, np.full(len(places), length)), axis=1).tolist()
+    return ranges
+
+
+@pytest.mark.parametrize("do", ["write", "read"])
+async def test_10000_ranges_in_a_call(caller: PeerProcess, owner: PeerProcess, do: str) -> None:
+    source, target = (caller, owner) if do == "write" else (owner, caller)
+    await source.ask("fill_random", seed=7)
+    local, remote = scattered(1000, 1500, 1), scattered(1000, 1600, 2)
+    token = await token_of(owner, remote, access=do)
+    answer = await call(do, caller, owner, token, local, remote)
+    assert answer["bytes"] == 10_000_000
+    assert await checksum(caller, local) == await checksum(owner, remote)
+    assert await count(target, 0) == TOTAL - 10_000_000
+
+
+async def test_overlapping_reads(caller: PeerProcess, owner: PeerProcess) -> None:
+    await owner.ask("fill_random", seed=7)
+    local, remote = [(5, 15_000)], [(0, 5000), (2000, 5000), (0, 5000)]
+    answer = await call("read", caller, owner, await token_of(owner, access="read"), local, remote)
+    assert answer["bytes"] == 15_000
+    assert await checksum(caller, local) == await checksum(owner, remote)
+
+
+@pytest.mark.parametrize("do", ["write", "read"])
+async def test_a_call_cancelled_half_way_touches_no_memory_afterwards(
+    hosts: HostPair, caller: PeerProcess, owner: PeerProcess, do: str
+) -> None:
+    hosts.shape(SLOW_MEGABITS_PER_S)
+    token, task = await begun(do, caller, owner, call="half")
+    await caller.ask("cancel", call="half")
+    assert (await task)["error"] == asyncio.CancelledError.__name__
+    # The caller's memory is given away: as a source not one of these may leave, as a target nothing may land.
+    await caller.ask("fill", value=255)
+    # Behind the first call's bytes on the same connection, or after the end of that connection.
+    assert (await call(do, caller, owner, token, [(0, 1)], [(0, 1)]))["bytes"] == 1
+    assert await count(owner, 255) == (1 if do == "write" else 0)
+    assert await count(caller, 255) == (TOTAL if do == "write" else TOTAL - 1)
+
+
+async def test_an_owner_killed_half_way(hosts: HostPair, caller: PeerProcess, owner: PeerProcess) -> None:
+    hosts.shape(SLOW_MEGABITS_PER_S)
+    token, task = await begun("write", caller, owner)
+    await owner.kill()
+    answer = await task
+    assert answer["error"] == "PeerLostError"
+    assert answer["retryable"]
+    assert (await call("write", caller, owner, token))["error"] == "PeerLostError"
+    hosts.unshape()
+    async with PeerProcess.run(
+        "owner", TOTAL, launcher=hosts.far.launcher, host=hosts.far.address
+    ) as successor:
+        assert (await call("write", caller, successor, token))["error"] == "GrantError"
+        assert (await call("write", caller, successor, await token_of(successor)))["bytes"] == TOTAL
+        assert await checksum(successor) == await checksum(caller)
+
+
+async def test_a_caller_killed_half_way(hosts: HostPair, caller: PeerProcess, owner: PeerProcess) -> None:
+    hosts.shape(SLOW_MEGABITS_PER_S)
+    token, task = await begun("write", caller, owner)
+    await caller.kill()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert (await owner.ask("written", token=token))["bytes"] < TOTAL
+    hosts.unshape()
+    async with PeerProcess.run(
+        "caller", TOTAL, launcher=hosts.near.launcher, host=hosts.near.address
+    ) as successor:
+        await successor.ask("fill", value=3)
+        assert (await call("write", successor, owner, token))["bytes"] == TOTAL
+        assert await count(owner, 3) == TOTAL
+
+
+@pytest.mark.parametrize("do", ["write", "read"])
+async def test_an_owner_stopped_past_the_deadline(
+    hosts: HostPair, caller: PeerProcess, owner: PeerProcess, do: str
+) -> None:
+    hosts.shape(SLOW_MEGABITS_PER_S)
+    token, task = await begun(do, caller, owner, timeout_s=1.0)
+    owner.stop()
+    assert (await task)["error"] == "TransferTimeout"
+    await caller.ask("fill", value=255)
+    hosts.unshape()
+    owner.resume()
+    assert (await call(do, caller, owner, token, [(0, 9)], [(0, 9)]))["bytes"] == 9
+    assert await count(owner, 255) == (9 if do == "write" else 0)
+    assert await count(caller, 255) == (TOTAL if do == "write" else TOTAL - 9)
+
+
+@pytest.mark.parametrize("do", ["write", "read"])
+async def test_a_grant_revoked_under_fire(
+    hosts: HostPair, caller: PeerProcess, owner: PeerProcess, do: str
+) -> None:
+    hosts.shape(SLOW_MEGABITS_PER_S)
+    token, task = await begun(do, caller, owner)
+    await owner.ask("revoke", token=token)
+    await owner.ask("fill", value=255)  # the owner's memory is given away
+    hosts.unshape()
+    assert (await task)["error"] == "GrantError"
+    again = await token_of(owner, access=do)
+    assert (await call(do, caller, owner, again, [(0, 1)], [(0, 1)]))["bytes"] == 1
+    assert await count(owner, 255) == (TOTAL - 1 if do == "write" else TOTAL)
+    assert await count(caller, 255) == (0 if do == "write" else 1)
+
+
+async def test_a_writer_stopped_while_its_grant_is_revoked(
+    hosts: HostPair, caller: PeerProcess, owner: PeerProcess
+) -> None:
+    hosts.shape(SLOW_MEGABITS_PER_S)
+    token, task = await begun("write", caller, owner)
+    caller.stop()
+    await owner.ask("revoke", token=token)
+    await owner.ask("fill", value=255)
+    hosts.unshape()
+    caller.resume()
+    assert (await task)["error"] == "GrantError"
+    again = await token_of(owner)
+    assert (await call("write", caller, owner, again, [(0, 1)], [(0, 1)]))["bytes"] == 1
+    assert await count(owner, 255) == TOTAL - 1
+
+
+async def test_wrong_secret(hosts: HostPair, owner: PeerProcess) -> None:
+    async with PeerProcess.run(
+        *("caller", TOTAL),
+        launcher=hosts.near.launcher,
+        host=hosts.near.address,
+        secret=b"another secret, as long",
+    ) as stranger:
+        token = await token_of(owner)
+        assert (await call("write", stranger, owner, token))["error"] == "AuthError"
+    assert await count(owner, 0) == TOTAL
