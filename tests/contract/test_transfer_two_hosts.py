@@ -2,22 +2,26 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
-from typing import Any
 
 import numpy as np
 import pytest
 from tests.support.netns import HostPair, host_pair
 from tests.support.transfer_peer import PeerProcess
+from tests.support.two_hosts import (
+    SLOW_MEGABITS_PER_S,
+    STALL_S,
+    TOTAL,
+    begun,
+    call,
+    checksum,
+    count,
+    peer_on,
+    token_of,
+)
 
 pytestmark = pytest.mark.contract
 
-MIB = 1 << 20
-TOTAL = 16 * MIB + 1
-WHOLE = [(0, TOTAL)]
 SIZES = (0, 1, 4096, TOTAL)
-STALL_S = 0.3
-SLOW_MEGABITS_PER_S = 100
-"""TOTAL takes 1.3 s: time to do something in the middle."""
 
 
 @pytest.fixture
@@ -28,63 +32,14 @@ def hosts() -> Iterator[HostPair]:
 
 @pytest.fixture
 async def caller(hosts: HostPair) -> AsyncIterator[PeerProcess]:
-    """On the near host. TOTAL bytes, zero, as the owner has."""
-    async with PeerProcess.run(
-        "caller", TOTAL, launcher=hosts.near.launcher, host=hosts.near.address, stall_s_max=STALL_S
-    ) as process:
+    async with peer_on(hosts.near, "caller", stall_s_max=STALL_S) as process:
         yield process
 
 
 @pytest.fixture
 async def owner(hosts: HostPair) -> AsyncIterator[PeerProcess]:
-    """On the far host."""
-    async with PeerProcess.run(
-        "owner", TOTAL, launcher=hosts.far.launcher, host=hosts.far.address
-    ) as process:
+    async with peer_on(hosts.far, "owner") as process:
         yield process
-
-
-async def token_of(owner: PeerProcess, ranges: Any = WHOLE, access: str = "write") -> str:
-    answer = await owner.ask("grant", ranges=ranges, peer="caller", access=access)
-    return str(answer["token"])
-
-
-async def call(
-    do: str,
-    caller: PeerProcess,
-    owner: PeerProcess,
-    token: str,
-    local: Any = WHOLE,
-    remote: Any = WHOLE,
-    **more: Any,
-) -> dict[str, Any]:
-    """One write or read, and its answer without the number."""
-    answer = await caller.ask(
-        do, descriptor=owner.descriptor, local=local, token=token, remote=remote, **more
-    )
-    del answer["id"]
-    return answer
-
-
-async def checksum(process: PeerProcess, ranges: Any = WHOLE) -> str:
-    return str((await process.ask("checksum", ranges=ranges))["checksum"])
-
-
-async def count(process: PeerProcess, value: int) -> int:
-    return int((await process.ask("count", value=value))["count"])
-
-
-async def begun(
-    do: str, caller: PeerProcess, owner: PeerProcess, **more: Any
-) -> tuple[str, asyncio.Task[dict[str, Any]]]:
-    """A write or read of everything over a slow link, some of which has landed; the grant's token."""
-    source, target = (caller, owner) if do == "write" else (owner, caller)
-    await source.ask("fill_random", seed=7)
-    token = await token_of(owner, access=do)
-    task = asyncio.create_task(call(do, caller, owner, token, **more))
-    where = {"token": token} if do == "write" else {}
-    await target.ask("landing", more_than_bytes=MIB, **where)
-    return token, task
 
 
 @pytest.mark.parametrize("do", ["write", "read"])
@@ -153,9 +108,7 @@ async def test_an_owner_killed_half_way(hosts: HostPair, caller: PeerProcess, ow
     assert answer["retryable"]
     assert (await call("write", caller, owner, token))["error"] == "PeerLostError"
     hosts.unshape()
-    async with PeerProcess.run(
-        "owner", TOTAL, launcher=hosts.far.launcher, host=hosts.far.address
-    ) as successor:
+    async with peer_on(hosts.far, "owner") as successor:
         assert (await call("write", caller, successor, token))["error"] == "GrantError"
         assert (await call("write", caller, successor, await token_of(successor)))["bytes"] == TOTAL
         assert await checksum(successor) == await checksum(caller)
@@ -169,9 +122,7 @@ async def test_a_caller_killed_half_way(hosts: HostPair, caller: PeerProcess, ow
         await task
     assert (await owner.ask("written", token=token))["bytes"] < TOTAL
     hosts.unshape()
-    async with PeerProcess.run(
-        "caller", TOTAL, launcher=hosts.near.launcher, host=hosts.near.address
-    ) as successor:
+    async with peer_on(hosts.near, "caller") as successor:
         await successor.ask("fill", value=3)
         assert (await call("write", successor, owner, token))["bytes"] == TOTAL
         assert await count(owner, 3) == TOTAL
@@ -226,12 +177,7 @@ async def test_a_writer_stopped_while_its_grant_is_revoked(
 
 
 async def test_wrong_secret(hosts: HostPair, owner: PeerProcess) -> None:
-    async with PeerProcess.run(
-        *("caller", TOTAL),
-        launcher=hosts.near.launcher,
-        host=hosts.near.address,
-        secret=b"another secret, as long",
-    ) as stranger:
+    async with peer_on(hosts.near, "caller", secret=b"another secret, as long") as stranger:
         token = await token_of(owner)
         assert (await call("write", stranger, owner, token))["error"] == "AuthError"
     assert await count(owner, 0) == TOTAL

@@ -1,0 +1,67 @@
+"""A caller on one host and an owner of memory on another one, and what the tests ask of the two."""
+
+import asyncio
+from contextlib import AbstractAsyncContextManager
+from typing import Any
+
+from tests.support.netns import Host
+from tests.support.transfer_peer import SECRET, PeerProcess
+
+MIB = 1 << 20
+TOTAL = 16 * MIB + 1
+"""Memory of each side, zero at first; far more than the kernel holds of a slow connection."""
+WHOLE = [(0, TOTAL)]
+STALL_S = 0.3
+"""`stall_s_max` of the caller."""
+SLOW_MEGABITS_PER_S = 100
+"""TOTAL takes 1.3 s: time to do something in the middle."""
+
+
+def peer_on(
+    host: Host, name: str, *, secret: bytes = SECRET, **limits: float
+) -> AbstractAsyncContextManager[PeerProcess]:
+    """A process on the host with TOTAL bytes; the tests' names are "caller" and "owner"."""
+    return PeerProcess.run(name, TOTAL, launcher=host.launcher, host=host.address, secret=secret, **limits)
+
+
+async def token_of(owner: PeerProcess, ranges: Any = WHOLE, access: str = "write") -> str:
+    answer = await owner.ask("grant", ranges=ranges, peer="caller", access=access)
+    return str(answer["token"])
+
+
+async def call(
+    do: str,
+    caller: PeerProcess,
+    owner: PeerProcess,
+    token: str,
+    local: Any = WHOLE,
+    remote: Any = WHOLE,
+    **more: Any,
+) -> dict[str, Any]:
+    """One write or read, and its answer without the number."""
+    answer = await caller.ask(
+        do, descriptor=owner.descriptor, local=local, token=token, remote=remote, **more
+    )
+    del answer["id"]
+    return answer
+
+
+async def checksum(process: PeerProcess, ranges: Any = WHOLE) -> str:
+    return str((await process.ask("checksum", ranges=ranges))["checksum"])
+
+
+async def count(process: PeerProcess, value: int) -> int:
+    return int((await process.ask("count", value=value))["count"])
+
+
+async def begun(
+    do: str, caller: PeerProcess, owner: PeerProcess, **more: Any
+) -> tuple[str, asyncio.Task[dict[str, Any]]]:
+    """A write or read of everything over a slow link, some of which has landed; the grant's token."""
+    source, target = (caller, owner) if do == "write" else (owner, caller)
+    await source.ask("fill_random", seed=7)
+    token = await token_of(owner, access=do)
+    task = asyncio.create_task(call(do, caller, owner, token, **more))
+    where = {"token": token} if do == "write" else {}
+    await target.ask("landing", more_than_bytes=MIB, **where)
+    return token, task
