@@ -8,19 +8,19 @@ benchmarks/README.md says how to set up the peers.
 """
 
 import argparse
-import datetime
 import os
 import random
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
+from benchmarks.comparison import now, rotated, say
 from benchmarks.resident import REALTIME_PAUSE_S, Resident, ResidentError, make_realtime
 
 from engine.model_folder import ModelConfig
@@ -28,7 +28,6 @@ from engine.models import resolve_model
 from moonpool.benchmarks.engine import CASES, WARM_STEPS, Case, Phase
 from moonpool.benchmarks.engine_under_test import decode_bytes
 from moonpool.benchmarks.read_bandwidth import READER, bandwidth_reader
-from moonpool.machine import machine_context
 from moonpool.measurement import Measurement, as_json_line, measurement
 from moonpool.run_folder import moonpool_home
 from moonpool.table import format_table
@@ -59,7 +58,7 @@ class CaseResult:
 
 def main() -> int:
     options = _arguments()
-    folder = resolve_model(options.model, moonpool_home(), _say)
+    folder = resolve_model(options.model, moonpool_home(), say)
     config = ModelConfig.load(folder)
     cases = [case for case in CASES if options.cases is None or case.name in options.cases]
     context = {"model": options.model, "dtype": "float32", "threads": options.threads}
@@ -71,7 +70,7 @@ def main() -> int:
             pause_s = REALTIME_PAUSE_S if options.realtime else 0.0
             result = measure(case, systems, config, options.threads, options.rounds, pause_s)
             results.append(result)
-            for line in summarise(result, abouts, config, context | _now()):
+            for line in summarise(result, abouts, config, context | now()):
                 print(as_json_line(line), file=output, flush=True)
     print(as_ratio_table(results))
     return 0
@@ -82,7 +81,7 @@ def _start_all(options: argparse.Namespace, folder: Path, stack: ExitStack) -> l
     log_folder = Path(tempfile.mkdtemp(prefix="engine_vs_peers_"))
     systems = []
     for name, python in {OURS: Path(sys.executable), **dict(options.peers)}.items():
-        _say(f"loading {name} (log in {log_folder})")
+        say(f"loading {name} (log in {log_folder})")
         command = [str(python), str(SYSTEMS_FOLDER / SCRIPTS[name]), str(folder), str(options.threads)]
         environment = system_environment(name, python, options.threads)
         system = Resident.start(name, command, environment, log_folder)
@@ -164,7 +163,7 @@ def measure(
     output_tokens_max = 1 + (1 + rounds) * (WARM_STEPS + case.steps)
     if case.phase is Phase.DECODE:
         for system in systems:
-            _say(f"{case.name}: {system.name} computes its prompts")
+            say(f"{case.name}: {system.name} computes its prompts")
             system.ask(do="start_decode", prompts=prompts, output_tokens_max=output_tokens_max)
     rates: dict[str, list[float]] = {system.name: [] for system in systems}
     outputs: dict[str, list[list[int]]] = {system.name: [] for system in systems}
@@ -173,12 +172,12 @@ def measure(
     for round_index in range(1 + rounds):
         time.sleep(pause_s)
         bandwidths.append(read_bandwidth())
-        for system in _rotated(systems, round_index):
+        for system in rotated(systems, round_index):
             time.sleep(pause_s)
             answer = _time(case, system, prompts)
             rates[system.name].append(_tokens(case) / answer["seconds"])
             outputs[system.name] += answer.get("outputs", [])
-        _say(f"{case.name}: round {round_index} " + str({n: round(r[-1], 1) for n, r in rates.items()}))
+        say(f"{case.name}: round {round_index} " + str({n: round(r[-1], 1) for n, r in rates.items()}))
     if case.phase is Phase.DECODE:
         outputs = {system.name: system.ask(do="end_decode")["outputs"] for system in systems}
     return CaseResult(case, {name: rate[1:] for name, rate in rates.items()}, bandwidths[1:], outputs)
@@ -198,11 +197,6 @@ def _tokens(case: Case) -> int:
 def _prompts(case: Case, vocabulary: int) -> list[list[int]]:
     numbers = random.Random(PROMPT_SEED)
     return [numbers.choices(range(vocabulary), k=case.tokens) for _ in range(case.sequences)]
-
-
-def _rotated(systems: Sequence[Resident], start: int) -> Iterator[Resident]:
-    for index in range(len(systems)):
-        yield systems[(start + index) % len(systems)]
 
 
 def summarise(
@@ -271,15 +265,6 @@ def as_ratio_table(results: Sequence[CaseResult]) -> str:
             ]
         )
     return format_table(header, rows)
-
-
-def _now() -> dict[str, object]:
-    date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    return {"date": date, "kernel": os.uname().release, **machine_context()}
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":
