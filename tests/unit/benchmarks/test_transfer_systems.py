@@ -41,7 +41,7 @@ class CopyingSystem(SynchronousSystem):
         local, remote, size = prepared
         self.calls += 1
         for here, there in zip(local, remote, strict=True):
-            there = (there + self.shift) % (MEMORY_BYTES - size)
+            there = min(there + self.shift, MEMORY_BYTES - size)
             if direction is Direction.WRITE:
                 self.owner.memory[there : there + size] = self.memory[here : here + size]
             else:
