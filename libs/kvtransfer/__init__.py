@@ -4,10 +4,11 @@ Owns memory registration, grants, the wire and its failures. Knows nothing of mo
 block means: it is given ranges of bytes. `Endpoint` is the way in; the transports live below it.
 """
 
-from kvtransfer.endpoint import Endpoint
+from kvtransfer.endpoint import TRANSPORTS, Endpoint
 from kvtransfer.errors import (
     AuthError,
     BusyError,
+    ChecksumError,
     DescriptorError,
     EndpointClosedError,
     FrameError,
@@ -17,18 +18,26 @@ from kvtransfer.errors import (
     RetryableTransferError,
     TransferError,
     TransferTimeout,
+    TransportUnavailable,
+    TransportUnfit,
 )
-from kvtransfer.grants import Access, Grant
-from kvtransfer.limits import SECRET_BYTES_MIN, Limits
+from kvtransfer.grants import Access, Arrival, Grant
+from kvtransfer.kinds import TransportKind
+from kvtransfer.limits import SECRET_BYTES_MIN, TAG_BYTES_MAX, Limits
 from kvtransfer.memory import Ranges, Region, RegisterableBuffer, checksum
 from kvtransfer.peer import Peer
-from kvtransfer.statistics import PeerStatistics
+from kvtransfer.results import Transferred
+from kvtransfer.statistics import PeerStatistics, TransferCounters
 
 __all__ = [
     "SECRET_BYTES_MIN",
+    "TAG_BYTES_MAX",
+    "TRANSPORTS",
     "Access",
+    "Arrival",
     "AuthError",
     "BusyError",
+    "ChecksumError",
     "DescriptorError",
     "Endpoint",
     "EndpointClosedError",
@@ -44,7 +53,12 @@ __all__ = [
     "Region",
     "RegisterableBuffer",
     "RetryableTransferError",
+    "TransferCounters",
     "TransferError",
     "TransferTimeout",
+    "Transferred",
+    "TransportKind",
+    "TransportUnavailable",
+    "TransportUnfit",
     "checksum",
 ]

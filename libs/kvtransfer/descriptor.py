@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import msgspec
 
 from kvtransfer.errors import DescriptorError
+from kvtransfer.kinds import TransportKind
 from kvtransfer.limits import DESCRIPTOR_CHARS_MAX, NAME_BYTES_MAX
 from kvtransfer.transport import Address
 
@@ -19,12 +20,9 @@ class Descriptor:
     transports: tuple[dict[str, str | int], ...]
     v: int = _VERSION
 
-    def address(self, kind: str) -> Address:
-        """Raises DescriptorError if the endpoint does not offer this transport."""
-        for address in self.transports:
-            if address.get("kind") == kind:
-                return address
-        raise DescriptorError(f"{self.name} offers no {kind} transport")
+    def address(self, kind: TransportKind) -> Address | None:
+        """None if the endpoint does not offer this transport."""
+        return next((address for address in self.transports if address.get("kind") == kind), None)
 
 
 def encode(descriptor: Descriptor) -> str:

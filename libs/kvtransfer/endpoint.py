@@ -1,20 +1,28 @@
 """One process's end of all its transfers: registered memory, grants given, peers called."""
 
+import random
 from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
 
 import numpy.typing as npt
 
 from kvtransfer import descriptor as descriptors
+from kvtransfer.availability import Started, TransportSettings, start_transports
 from kvtransfer.descriptor import Descriptor
-from kvtransfer.errors import BusyError, EndpointClosedError, RangeError
-from kvtransfer.grants import Access, Grant, GrantTable
+from kvtransfer.errors import BusyError, DescriptorError, EndpointClosedError, RangeError
+from kvtransfer.grants import Access, Arrival, Grant, GrantTable
 from kvtransfer.kinds import TransportKind
 from kvtransfer.limits import NAME_BYTES_MAX, SECRET_BYTES_MIN, Limits
+from kvtransfer.lines import Dialler
 from kvtransfer.memory import Region, RegisterableBuffer
 from kvtransfer.peer import Peer
 from kvtransfer.statistics import PeerStatistics, Statistics
-from kvtransfer.tcp.transport import TcpTransport
-from kvtransfer.transport import Link, TransportContext
+from kvtransfer.transport import Transport, TransportContext
+
+TRANSPORTS: tuple[TransportKind, ...] = (TransportKind.TCP,)
+"""What an endpoint has unless it is told otherwise, in the order of preference."""
 
 
 class Endpoint:
@@ -22,7 +30,10 @@ class Endpoint:
 
     `name` is the peer's name in grants and unique among endpoints that are alive; `secret` is what
     all endpoints of a cluster share. `host` is bound; `advertised_host` (the same by default) goes
-    into the descriptor. Raises ValueError for a name or secret out of bounds.
+    into the descriptor, `port` is that of tcp. `transports` are tried in this order for each peer that
+    offers them too; one that this machine lacks is left out. `shm_folder` holds the sockets of shm (by
+    default they have abstract names), `rdma_devices` names the devices to use (by default all that are up).
+    Raises ValueError for a name, a secret or transports out of bounds.
     """
 
     def __init__(
@@ -34,17 +45,25 @@ class Endpoint:
         port: int = 0,
         advertised_host: str | None = None,
         limits: Limits | None = None,
+        transports: Sequence[TransportKind] = TRANSPORTS,
+        shm_folder: Path | None = None,
+        rdma_devices: Sequence[str] | None = None,
     ) -> None:
         if not 0 < len(name.encode()) <= NAME_BYTES_MAX:
             raise ValueError(f"name must have 1 to {NAME_BYTES_MAX} bytes")
         if len(secret) < SECRET_BYTES_MIN:
             raise ValueError(f"secret must have at least {SECRET_BYTES_MIN} bytes")
+        if not transports or len(set(transports)) != len(transports):
+            raise ValueError(f"transports must name at least one, each once, not {list(transports)}")
         self.name = name
         self._limits = limits or Limits()
         self._grants = GrantTable(self._limits.grants_max)
         self._statistics = Statistics()
-        context = TransportContext(name, secret, self._limits, self._grants, self._statistics)
-        self._tcp = TcpTransport(context, host, port, advertised_host or host)
+        self._context = TransportContext(name, secret, self._limits, self._grants, self._statistics)
+        self._kinds = tuple(TransportKind(kind) for kind in transports)
+        devices = None if rdma_devices is None else tuple(rdma_devices)
+        self._settings = TransportSettings(host, port, advertised_host or host, shm_folder, devices)
+        self._started: Started | None = None
         self._descriptor: str | None = None
         self._regions: dict[int, Region] = {}
         self._regions_made = 0
@@ -52,19 +71,31 @@ class Endpoint:
         self._closed = False
 
     async def start(self) -> None:
-        """Listen. Raises OSError if the address cannot be bound."""
-        address = await self._tcp.start()
-        self._descriptor = descriptors.encode(Descriptor(self.name, (dict(address),)))
+        """Listen. Raises OSError if an address cannot be bound, TransportUnavailable if this machine has
+        none of the transports."""
+        started = await start_transports(self._kinds, self._context, self._settings)
+        self._started = started
+        addresses = tuple(dict(address) for address in started.addresses)
+        self._descriptor = descriptors.encode(Descriptor(self.name, addresses))
+
+    @property
+    def unavailable(self) -> Mapping[TransportKind, str]:
+        """The transports that were asked for and that this machine lacks, each with the reason."""
+        return {} if self._started is None else self._started.unavailable
 
     async def close(self) -> None:
         """Revoke all grants, fail all calls, close every socket and let go of all memory."""
         self._closed = True
         for grant in self._grants.all():
             await self.revoke(grant)
-        for peer in self._peers.values():
-            peer.close()
+        peers = list(self._peers.values())
         self._peers.clear()
-        await self._tcp.close()
+        for peer in peers:
+            peer.close()
+        for peer in peers:
+            await peer.wait_closed()
+        for transport in self._transports():
+            await transport.close()
         for region in self._regions.values():
             region.drop()
         self._regions.clear()
@@ -92,6 +123,8 @@ class Endpoint:
         for grant in self._grants.of_region(region):
             await self.revoke(grant)
         self._regions.pop(region.region_id, None)
+        for transport in self._transports():
+            await transport.release(region)
         region.drop()
 
     def grant(
@@ -102,19 +135,23 @@ class Endpoint:
         peer: str,
         generation: int,
         access: Access = Access.WRITE,
+        on_arrival: Callable[[Arrival], None] | None = None,
     ) -> Grant:
         """Let `peer` write to (or read from) `ranges` of `region` until it is revoked.
 
-        `grant.token` is what the peer passes to its calls. Raises RangeError, BusyError at `grants_max`.
+        `grant.token` is what the peer passes to its calls. `on_arrival` is called on the event loop for each
+        tagged write, once its bytes are visible; without it tags are refused. Raises RangeError, and
+        BusyError at `grants_max`.
         """
         if self._regions.get(region.region_id) is not region:
             raise RangeError(f"region {region.region_id} is not registered here")
-        return self._grants.issue(region, ranges, peer, generation, access)
+        return self._grants.issue(region, ranges, peer, generation, access, on_arrival)
 
     async def revoke(self, grant: Grant) -> None:
         """After it returns no byte of the grant lands or leaves any more. Again is harmless."""
         self._grants.revoke(grant)
-        await self._tcp.quiesce(grant)
+        for transport in self._transports():
+            await transport.quiesce(grant)
 
     def written_bytes(self, grant: Grant) -> int:
         """Bytes that landed under it so far; a write that failed and was made again counts twice."""
@@ -126,9 +163,9 @@ class Endpoint:
         A descriptor that differs from the last one of that name replaces it (the peer was started anew).
         Raises DescriptorError, PeerLostError, AuthError, TransferTimeout, BusyError.
         """
-        if self._closed or self._descriptor is None:
+        if self._closed or self._started is None:
             raise EndpointClosedError(f"endpoint {self.name} is not running")
-        peer = self._peer(descriptors.decode(descriptor))
+        peer = self._peer(descriptors.decode(descriptor), self._started)
         await peer.ensure_link(timeout_s)
         return peer
 
@@ -142,15 +179,16 @@ class Endpoint:
         """Counters of this moment by peer name."""
         return self._statistics.snapshot()
 
-    def _peer(self, descriptor: Descriptor) -> Peer:
+    def _peer(self, descriptor: Descriptor, started: Started) -> Peer:
         known = self._peers.get(descriptor.name)
         if known is not None and known.descriptor == descriptor:
             self._peers.move_to_end(descriptor.name)
             return known
+        diallers = _diallers(descriptor, started)
         if known is not None:
             self.disconnect(known)
         self._make_room()
-        peer = Peer(descriptor, self._dial, self._limits, self._statistics)
+        peer = Peer(descriptor, diallers, self._limits, self._statistics, random.random)
         self._peers[descriptor.name] = peer
         return peer
 
@@ -162,5 +200,18 @@ class Endpoint:
             raise BusyError(f"peers_max of {self._limits.peers_max} peers is reached and all are in use")
         self.disconnect(unused)
 
-    async def _dial(self, descriptor: Descriptor) -> Link:
-        return await self._tcp.dial(descriptor.address(TransportKind.TCP), descriptor.name)
+    def _transports(self) -> Sequence[Transport]:
+        return () if self._started is None else tuple(self._started.transports.values())
+
+
+def _diallers(descriptor: Descriptor, started: Started) -> dict[TransportKind, Dialler]:
+    """How to reach the peer, in our order of preference. Raises DescriptorError if there is no way."""
+    found: dict[TransportKind, Dialler] = {}
+    for kind, transport in started.transports.items():
+        address = descriptor.address(kind)
+        if address is not None and transport.reaches(address):
+            found[kind] = partial(transport.dial, address, descriptor.name)
+    if not found:
+        offered = [str(address.get("kind")) for address in descriptor.transports]
+        raise DescriptorError(f"{descriptor.name} offers {offered}, of which none reaches it from here")
+    return found

@@ -35,6 +35,9 @@ class Limits:
     grants_max              grants that are not revoked
     regions_max             registered regions
     peers_max               peers connected to; beyond it the one unused for longest is closed
+    retry_s_min, _max       from one try of a transport that failed to the next, while a worse one carries
+                            the calls: the first wait, and what the growing waits end at
+    dial_backoff_s_min, _max  the same where no other transport is left
     """
 
     turn_bytes: int = 1 << 20
@@ -49,10 +52,20 @@ class Limits:
     grants_max: int = 65_536
     regions_max: int = 1024
     peers_max: int = 1024
+    retry_s_min: float = 0.5
+    retry_s_max: float = 60.0
+    dial_backoff_s_min: float = 0.02
+    dial_backoff_s_max: float = 5.0
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
             if not value > 0:
                 raise ValueError(f"limit {name} must be > 0, not {value}")
+        if self.retry_s_min > self.retry_s_max:
+            raise ValueError(f"limit retry_s_min must be at most retry_s_max, {self.retry_s_max}")
+        if self.dial_backoff_s_min > self.dial_backoff_s_max:
+            raise ValueError(
+                f"limit dial_backoff_s_min must be at most dial_backoff_s_max, {self.dial_backoff_s_max}"
+            )
         if self.turn_bytes > CHUNK_BYTES_MAX:
             raise ValueError(f"limit turn_bytes must be at most {CHUNK_BYTES_MAX}, not {self.turn_bytes}")

@@ -1,50 +1,50 @@
-"""Calls to one peer: deadlines, room in flight, and a link that is made anew when it was lost."""
+"""Calls to one peer: what is checked, counted and bounded in time, whichever transport carries them."""
 
 import asyncio
-import time
-from collections.abc import Callable, Coroutine
-from enum import Enum
+from collections.abc import Callable, Mapping
+from collections.abc import Set as AbstractSet
+from copy import copy
 
 import numpy.typing as npt
 
 from kvtransfer.admission import Admission
+from kvtransfer.choice import NONE
+from kvtransfer.deadline import Deadline
 from kvtransfer.descriptor import Descriptor
-from kvtransfer.errors import PeerLostError, RangeError, TransferTimeout
+from kvtransfer.errors import ChecksumError, RangeError, TransferError, TransferTimeout, TransportUnfit
 from kvtransfer.kinds import TransportKind
-from kvtransfer.limits import REGION_BYTES_MAX, TOKEN_BYTES_MAX, Limits
-from kvtransfer.memory import Ranges, Region, checked_ranges, total_bytes
+from kvtransfer.limits import REGION_BYTES_MAX, TAG_BYTES_MAX, TOKEN_BYTES_MAX, Limits
+from kvtransfer.lines import Dialler, Lines
+from kvtransfer.memory import Region, checked_ranges, total_bytes
+from kvtransfer.results import Transferred, landed_ranges
 from kvtransfer.statistics import PeerStatistics, Statistics
-from kvtransfer.transport import Call, Link, LocalMemory
-
-
-class _Direction(Enum):
-    WRITE = "write"
-    READ = "read"
+from kvtransfer.transport import Call, LocalMemory
 
 
 class Peer:
     """Made by `Endpoint.connect`. Calls may run at once, up to the endpoint's limits; the rest wait.
 
-    Each call raises, besides what is named there: RangeError for malformed arguments, GrantError if
-    the peer refuses, TransferTimeout at the deadline, PeerLostError if the connection breaks, BusyError
-    at a limit. A call that fails or is cancelled touches no local memory afterwards. Of a failed write
-    any part may have landed, or zeros in its place; the call may be made again.
+    Each call raises, besides what is named there: RangeError for malformed arguments, GrantError if the
+    peer refuses, TransferTimeout at the deadline, BusyError at a limit, PeerLostError if the link breaks or
+    no transport is to be tried before the deadline. A call is never repeated by itself: one whose transport
+    fails ends with a retryable error, and made again it goes over the next transport. A call that fails or
+    is cancelled touches no local memory afterwards. Of a failed write any part may have landed, or zeros in
+    its place; the error's `landed_ranges` names what is known to have.
     """
 
     def __init__(
         self,
         descriptor: Descriptor,
-        dial: Callable[[Descriptor], Coroutine[None, None, Link]],
+        diallers: Mapping[TransportKind, Dialler],
         limits: Limits,
         statistics: Statistics,
+        uniform: Callable[[], float],
     ) -> None:
         self.descriptor = descriptor
-        self._dial = dial
         self._statistics = statistics
         self._admission = Admission(limits)
-        self._link: Link | None = None
-        self._dialling = asyncio.Lock()
-        self._closed = False
+        self._lines = Lines(descriptor.name, diallers, limits, uniform)
+        self._loop = asyncio.get_running_loop()
 
     @property
     def name(self) -> str:
@@ -67,13 +67,20 @@ class Peer:
         remote: npt.ArrayLike,
         *,
         timeout_s: float,
-    ) -> int:
+        tag: bytes = b"",
+        verify: bool = False,
+    ) -> Transferred:
         """Copy the `local` ranges of `region` to the `remote` ranges of the granted region.
 
-        The two lists are the same bytes in the same order, cut as each side likes. Returns their
-        number once all of them are visible at the peer.
+        The two lists are the same bytes in the same order, cut as each side likes. Returns once all of
+        them are visible at the peer. A `tag`, at most TAG_BYTES_MAX bytes, is handed to the grant's
+        `on_arrival` there, once, after all bytes, and never without them. `verify` compares the
+        bytes that arrived with ours by their xxh3_128: ChecksumError.
         """
-        return await self._call(_Direction.WRITE, region, local, grant_token, remote, timeout_s)
+        if len(tag) > TAG_BYTES_MAX:
+            raise RangeError(f"tag has {len(tag)} bytes, at most {TAG_BYTES_MAX}")
+        call = _checked_call(region, local, grant_token, remote, tag, verify)
+        return await self._run(_Running(call, True), remote, timeout_s)
 
     async def read(
         self,
@@ -83,90 +90,125 @@ class Peer:
         remote: npt.ArrayLike,
         *,
         timeout_s: float,
-    ) -> int:
+        verify: bool = False,
+    ) -> Transferred:
         """Copy the `remote` ranges of the granted region to the `local` ranges of `region`."""
-        return await self._call(_Direction.READ, region, local, grant_token, remote, timeout_s)
+        call = _checked_call(region, local, grant_token, remote, b"", verify)
+        return await self._run(_Running(call, False), remote, timeout_s)
 
     async def ensure_link(self, timeout_s: float) -> None:
         """Connect now if there is no connection. Raises what a call raises."""
+        deadline = Deadline(self._loop, self._loop.time() + timeout_s)
         try:
-            async with asyncio.timeout(timeout_s):
-                await self._live_link()
-        except TimeoutError as error:
+            self._lines.release(await self._lines.take(deadline.at_s))
+        except asyncio.CancelledError as error:
+            if not deadline.end():
+                raise
             raise TransferTimeout(f"no connection to {self.name} within {timeout_s} s") from error
+        finally:
+            deadline.end()
 
     def close(self) -> None:
         """Break the connection for good; running calls fail with PeerLostError."""
-        self._closed = True
-        if self._link is not None:
-            self._link.close()
-            self._link = None
+        self._lines.close()
 
-    async def _call(
-        self,
-        direction: _Direction,
-        region: Region,
-        local: npt.ArrayLike,
-        token: str,
-        remote: npt.ArrayLike,
-        timeout_s: float,
-    ) -> int:
-        memory, remote_ranges = _checked_call(region, local, token, remote)
-        counters = self._statistics.of(self.name, TransportKind.TCP)
-        begin_s = time.monotonic()
+    async def wait_closed(self) -> None:
+        """After `close`: until nothing of it runs any more."""
+        await self._lines.wait_closed()
+
+    async def _run(self, running: "_Running", remote: npt.ArrayLike, timeout_s: float) -> Transferred:
+        """Within its time, counted, its error told by range."""
+        begin_s = self._loop.time()
         try:
-            await self._within(timeout_s, direction, memory, token, remote_ranges)
-        except BaseException:
+            if timeout_s <= 0:
+                raise TransferTimeout(f"timeout_s is {timeout_s}")
+            await self._within(running, begin_s + timeout_s)
+        except BaseException as error:
+            counters = self._statistics.of(self.name, running.kind)
             counters.failures += 1
-            raise
-        finally:
-            counters.transfer_s += time.monotonic() - begin_s
-        if direction is _Direction.WRITE:
+            counters.transfer_s += self._loop.time() - begin_s
+            if not isinstance(error, TransferError):
+                raise
+            # The calls that fail with one link share its error, and each has ranges of its own.
+            own = copy(error)
+            own.landed_ranges = landed_ranges(remote, error.landed)
+            raise own from error
+        kind, payload_bytes = running.kind, running.call.memory.payload_bytes
+        assert kind is not None
+        counters = self._statistics.of(self.name, kind)
+        counters.transfer_s += self._loop.time() - begin_s
+        if running.write:
             counters.writes += 1
-            counters.written_bytes += memory.payload_bytes
+            counters.written_bytes += payload_bytes
         else:
             counters.reads += 1
-            counters.read_bytes += memory.payload_bytes
-        return memory.payload_bytes
+            counters.read_bytes += payload_bytes
+        return Transferred(payload_bytes, kind)
 
-    async def _within(
-        self, timeout_s: float, direction: _Direction, memory: LocalMemory, token: str, remote: Ranges
-    ) -> None:
-        link: Link | None = None
+    async def _within(self, running: "_Running", deadline_s: float) -> None:
+        """Waits for room, then carries it; a deadline that passes is a TransferTimeout."""
+        payload_bytes = running.call.memory.payload_bytes
+        deadline = Deadline(self._loop, deadline_s)
+        entered = False
         try:
-            async with asyncio.timeout(timeout_s), self._admission.admitted(memory.payload_bytes):
-                link = await self._live_link()
-                call = Call(memory, token, remote)
-                if direction is _Direction.WRITE:
-                    await link.write(call)
-                else:
-                    await link.read(call)
-        except TimeoutError as error:
-            if link is not None:
-                link.close_if_stalled()
-            raise TransferTimeout(f"{direction.value} to {self.name} not done in {timeout_s} s") from error
+            if not self._admission.enter_now(payload_bytes):
+                await self._admission.enter(payload_bytes)
+            entered = True
+            await self._carry(running, deadline)
+        except asyncio.CancelledError as error:
+            if not deadline.end():
+                raise
+            raise TransferTimeout(f"the call to {self.name} was not done in its time") from error
+        finally:
+            deadline.end()
+            if entered:
+                self._admission.leave(payload_bytes)
 
-    async def _live_link(self) -> Link:
-        """The link, made anew if need be. Callers wait for one attempt, each as long as it likes."""
-        async with self._dialling:
-            if self._closed:
-                raise PeerLostError(f"this connection to {self.name} was given up; connect again")
-            if self._link is None or self._link.closed:
-                self._link = await self._dial(self.descriptor)
-                if self._closed:
-                    self._link.close()
-                    raise PeerLostError(f"this connection to {self.name} was given up; connect again")
-            return self._link
+    async def _carry(self, running: "_Running", deadline: Deadline) -> None:
+        """Over the best transport that serves this memory."""
+        unfit: AbstractSet[TransportKind] = NONE
+        while True:
+            line = None if unfit else self._lines.take_now(self._loop.time())
+            if line is None:
+                line = await self._lines.take(deadline.at_s, unfit)
+            running.kind = line.kind
+            try:
+                await (line.link.write(running.call) if running.write else line.link.read(running.call))
+            except TransportUnfit:
+                self._lines.release(line)
+                unfit = unfit | {line.kind}
+                if unfit >= set(self._lines.kinds):
+                    raise
+            except BaseException as error:
+                if deadline.expired:
+                    line.link.close_if_stalled()
+                self._lines.failed(line, error, distrusted=isinstance(error, ChecksumError))
+                raise
+            else:
+                self._lines.carried(line)
+                return
+
+
+class _Running:
+    """A call on its way: `kind` is what carries it, once that is known."""
+
+    __slots__ = ("call", "kind", "write")
+
+    def __init__(self, call: Call, write: bool) -> None:
+        self.call = call
+        self.write = write
+        self.kind: TransportKind | None = None
 
 
 def _checked_call(
-    region: Region, local: npt.ArrayLike, token: str, remote: npt.ArrayLike
-) -> tuple[LocalMemory, Ranges]:
+    region: Region, local: npt.ArrayLike, token: str, remote: npt.ArrayLike, tag: bytes, verify: bool
+) -> Call:
     if not token.isascii() or not 0 < len(token) <= TOKEN_BYTES_MAX:
         raise RangeError(f"grant_token must be 1 to {TOKEN_BYTES_MAX} ASCII characters")
     local_ranges = checked_ranges(local, region.region_bytes, "local")
     remote_ranges = checked_ranges(remote, REGION_BYTES_MAX, "remote")
     payload_bytes = total_bytes(local_ranges)
-    if total_bytes(remote_ranges) != payload_bytes:
-        raise RangeError(f"local has {payload_bytes} bytes, remote has {total_bytes(remote_ranges)}")
-    return LocalMemory(region, local_ranges, payload_bytes), remote_ranges
+    remote_bytes = total_bytes(remote_ranges)
+    if remote_bytes != payload_bytes:
+        raise RangeError(f"local has {payload_bytes} bytes, remote has {remote_bytes}")
+    return Call(LocalMemory(region, local_ranges, payload_bytes), token, remote_ranges, tag, verify)

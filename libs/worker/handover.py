@@ -13,7 +13,7 @@ import numpy.typing as npt
 from cluster.messages import Reserved
 from engine.layout import KVLayout
 from kvhash import BLOCK_TOKENS
-from kvtransfer import Endpoint, Peer, Ranges, Region, checksum
+from kvtransfer import Endpoint, Peer, Ranges, Region, Transferred, checksum
 from protocol.prefill import HandoverDone
 
 WRITE_S_MAX = 60.0
@@ -45,7 +45,7 @@ class Handover:
         self._local_ids = np.asarray(block_ids[: self._blocks], np.int64)
         self._remote_ids = np.frombuffer(reserved.block_ids, "<i4").astype(np.int64)[: self._blocks]
         self._sent_blocks = self._held_blocks
-        self._writes: list[asyncio.Task[int]] = []
+        self._writes: list[asyncio.Task[Transferred]] = []
 
     def send_cached(self, cached_blocks: int) -> None:
         """Blocks of the local prefix go whole, as far as decode does not hold them."""
@@ -65,7 +65,7 @@ class Handover:
 
     async def finish(self) -> HandoverDone:
         """Wait for every write, then checksum what was sent. Raises TransferError."""
-        bytes_written = sum(await asyncio.gather(*self._writes))
+        bytes_written = sum(done.payload_bytes for done in await asyncio.gather(*self._writes))
         digest = ""
         if self._source.checksums:
             block_bytes = self._source.layout.block_bytes

@@ -21,7 +21,9 @@ from kvtransfer import (
     Limits,
     PeerLostError,
     RangeError,
+    Transferred,
     TransferTimeout,
+    TransportKind,
 )
 
 pytestmark = pytest.mark.contract
@@ -55,7 +57,7 @@ async def test_write_moves_exactly_the_bytes_asked_for(pair: Pair, size: int) ->
     grant = far.grant([(100, size)], "near")
     peer = await near.connect(far)
     moved = await peer.write(near.region, [(7, size)], grant.token, [(100, size)], timeout_s=TIMEOUT_S)
-    assert moved == size == far.endpoint.written_bytes(grant)
+    assert moved.payload_bytes == size == far.endpoint.written_bytes(grant)
     assert np.array_equal(far.memory[100 : 100 + size], near.memory[7 : 7 + size])
     assert not far.memory[:100].any()
     assert not far.memory[100 + size :].any()
@@ -67,7 +69,7 @@ async def test_read_moves_exactly_the_bytes_asked_for(pair: Pair, size: int) -> 
     grant = near.grant([(7, size)], "far", access=Access.READ)
     peer = await far.connect(near)
     moved = await peer.read(far.region, [(100, size)], grant.token, [(7, size)], timeout_s=TIMEOUT_S)
-    assert moved == size
+    assert moved.payload_bytes == size
     assert np.array_equal(far.memory[100 : 100 + size], near.memory[7 : 7 + size])
     assert not far.memory[:100].any()
     assert not far.memory[100 + size :].any()
@@ -96,20 +98,21 @@ async def test_10000_ranges_in_a_call(pair: Pair, direction: str) -> None:
         peer = await far.connect(near)
         token = near.grant(source, "far", access=Access.READ).token
         moved = await peer.read(far.region, target, token, source, timeout_s=TIMEOUT_S)
-    assert moved == 10_000_000
+    assert moved.payload_bytes == 10_000_000
     expected = np.zeros_like(far.memory)
     for (begin, length), (to, _) in zip(source.tolist(), target.tolist(), strict=True):
         expected[to : to + length] = near.memory[begin : begin + length]
     assert np.array_equal(far.memory, expected)
 
 
-async def test_both_sides_cut_the_same_bytes_as_they_like(pair: Pair) -> None:
+async def test_both_sides_cut_the_same_bytes_as_they_like(pair: Pair, transport: str) -> None:
     near, far = pair
     local = [(5000, 3), (0, 0), (10, 70_001), (9, 1)]
     remote = [(40_000, 20_000), (0, 1), (1, 30_000), (90_000, 20_004)]
     token = far.grant([(0, 200_000)], "near").token
     peer = await near.connect(far)
-    assert await peer.write(near.region, local, token, remote, timeout_s=TIMEOUT_S) == 70_005
+    moved = await peer.write(near.region, local, token, remote, timeout_s=TIMEOUT_S)
+    assert moved == Transferred(70_005, TransportKind(transport))
     assert kvtransfer.checksum(near.region, local) == kvtransfer.checksum(far.region, remote)
     assert kvtransfer.checksum(near.region, local) != kvtransfer.checksum(near.region, local[::-1])
 
@@ -210,7 +213,8 @@ async def test_adjacent_granted_ranges_are_one(pair: Pair) -> None:
     near, far = pair
     grant = far.grant([(150, 50), (100, 50), (120, 10)], "near")
     peer = await near.connect(far)
-    assert await peer.write(near.region, [(0, 100)], grant.token, [(100, 100)], timeout_s=TIMEOUT_S) == 100
+    moved = await peer.write(near.region, [(0, 100)], grant.token, [(100, 100)], timeout_s=TIMEOUT_S)
+    assert moved.payload_bytes == 100
 
 
 async def test_a_grant_is_for_one_peer_one_access_one_generation(pair: Pair) -> None:
@@ -329,7 +333,7 @@ async def test_limits_of_transfers_in_flight(transport: str) -> None:
             for _ in range(8)
         ]
         results = await asyncio.gather(*calls, return_exceptions=True)
-        assert [type(result) for result in results] == [int] * 5 + [BusyError] * 3
+        assert [type(result) for result in results] == [Transferred] * 5 + [BusyError] * 3
 
 
 async def test_an_owner_serves_no_more_than_its_limit(transport: str) -> None:
@@ -346,7 +350,7 @@ async def test_an_owner_serves_no_more_than_its_limit(transport: str) -> None:
             for _ in range(3)
         ]
         results = await asyncio.gather(*calls, return_exceptions=True)
-        assert [type(result) for result in results] == [int, BusyError, BusyError]
+        assert [type(result) for result in results] == [Transferred, BusyError, BusyError]
 
 
 async def test_wrong_secret(pair: Pair, transport: str) -> None:

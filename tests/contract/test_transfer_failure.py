@@ -40,12 +40,16 @@ async def there(here: Side) -> AsyncIterator[PeerProcess]:
 async def test_between_two_processes_write_and_read(here: Side, there: PeerProcess) -> None:
     peer = await here.endpoint.connect(there.descriptor, timeout_s=TIMEOUT_S)
     write = await there.ask("grant", ranges=WHOLE, peer="here")
-    assert await peer.write(here.region, WHOLE, write["token"], WHOLE, timeout_s=TIMEOUT_S) == TOTAL
+    assert (
+        await peer.write(here.region, WHOLE, write["token"], WHOLE, timeout_s=TIMEOUT_S)
+    ).payload_bytes == TOTAL
     assert (await there.ask("checksum", ranges=WHOLE))["checksum"] == checksum(here.region, WHOLE)
     expected = here.memory.copy()
     here.memory[:] = 0
     read = await there.ask("grant", ranges=WHOLE, peer="here", access="read")
-    assert await peer.read(here.region, WHOLE, read["token"], WHOLE, timeout_s=TIMEOUT_S) == TOTAL
+    assert (
+        await peer.read(here.region, WHOLE, read["token"], WHOLE, timeout_s=TIMEOUT_S)
+    ).payload_bytes == TOTAL
     assert np.array_equal(here.memory, expected)
     assert (await there.ask("written", token=write["token"]))["bytes"] == TOTAL
 
@@ -98,7 +102,9 @@ async def test_an_owner_killed_half_way(here: Side, there: PeerProcess) -> None:
         with pytest.raises(GrantError):
             await fresh.write(here.region, WHOLE, grant["token"], WHOLE, timeout_s=TIMEOUT_S)
         grant = await successor.ask("grant", ranges=WHOLE, peer="here")
-        assert await fresh.write(here.region, WHOLE, grant["token"], WHOLE, timeout_s=TIMEOUT_S) == TOTAL
+        assert (
+            await fresh.write(here.region, WHOLE, grant["token"], WHOLE, timeout_s=TIMEOUT_S)
+        ).payload_bytes == TOTAL
 
 
 async def test_a_writer_killed_half_way(here: Side, there: PeerProcess) -> None:
@@ -133,7 +139,9 @@ async def test_a_stalled_owner_past_the_deadline(here: Side, there: PeerProcess)
     assert [type(result) for result in results] == [TransferTimeout] * 2
     here.memory[:] = 255
     there.resume()
-    assert await peer.write(here.region, [(0, 9)], write["token"], [(0, 9)], timeout_s=TIMEOUT_S) == 9
+    assert (
+        await peer.write(here.region, [(0, 9)], write["token"], [(0, 9)], timeout_s=TIMEOUT_S)
+    ).payload_bytes == 9
     assert (await there.ask("count", value=255))["count"] == 9
 
 
@@ -149,7 +157,9 @@ async def test_a_connection_that_stalls_for_long_is_replaced(here: Side, there: 
     there.resume()
     # The old connection's bytes still lie in the other kernel; on the new one comes what counts.
     here.memory[:] = 7
-    assert await peer.write(here.region, WHOLE, write["token"], WHOLE, timeout_s=TIMEOUT_S) == TOTAL
+    assert (
+        await peer.write(here.region, WHOLE, write["token"], WHOLE, timeout_s=TIMEOUT_S)
+    ).payload_bytes == TOTAL
     assert (await there.ask("count", value=7))["count"] == TOTAL
 
 
@@ -186,4 +196,4 @@ async def test_a_small_call_waits_for_no_other_peer(here: Side, there: PeerProce
             await peer.write(here.region, [(0, MIB)], token, [(0, MIB)], timeout_s=TIMEOUT_S)
         assert not stalled.done()
         there.resume()
-        assert await stalled == TOTAL
+        assert (await stalled).payload_bytes == TOTAL

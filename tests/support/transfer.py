@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from tests.support.transfer_peer import SECRET
 
-from kvtransfer import Access, Endpoint, Grant, Limits, Peer, Region
+from kvtransfer import Access, Endpoint, Grant, Limits, Peer, Region, TransportKind
 
 TRANSPORTS = ("tcp",)
 """Every transport that the contract suite runs over."""
@@ -22,7 +22,7 @@ def make_endpoint(
     transport: str, name: str, *, secret: bytes = SECRET, limits: Limits | None = None
 ) -> Endpoint:
     assert transport in TRANSPORTS
-    return Endpoint(name, secret, limits=limits)
+    return Endpoint(name, secret, limits=limits, transports=[TransportKind(transport)])
 
 
 def pattern(count: int, seed: int = 1) -> Memory:

@@ -182,7 +182,7 @@ class _Served:
             return {"error": type(error).__name__, "retryable": error.retryable, "text": str(error)}
         except asyncio.CancelledError:
             return {"error": asyncio.CancelledError.__name__}
-        return {"bytes": moved}
+        return {"bytes": moved.payload_bytes}
 
 
 async def _main(name: str, memory_bytes: int, limits: Limits, host: str, secret: bytes) -> None:

@@ -1,7 +1,8 @@
 """How many transfers and bytes are let in at once, and in which order."""
 
 import asyncio
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
 from hypothesis import given, settings
@@ -15,13 +16,22 @@ from kvtransfer.statistics import PEERS_COUNTED_MAX, Statistics
 pytestmark = pytest.mark.unit
 
 
+@asynccontextmanager
+async def admitted(admission: Admission, payload_bytes: int) -> AsyncIterator[None]:
+    await admission.enter(payload_bytes)
+    try:
+        yield
+    finally:
+        admission.leave(payload_bytes)
+
+
 async def test_bytes_in_flight_and_arrival_order() -> None:
     admission = Admission(Limits(bytes_in_flight_max=100, transfers_in_flight_max=10))
     entered: list[str] = []
     gates = {name: asyncio.Event() for name in "abcd"}
 
     async def transfer(name: str, payload_bytes: int) -> None:
-        async with admission.admitted(payload_bytes):
+        async with admitted(admission, payload_bytes):
             entered.append(name)
             await gates[name].wait()
 
@@ -45,11 +55,11 @@ async def test_bytes_in_flight_and_arrival_order() -> None:
 async def test_waiting_calls_are_bounded() -> None:
     admission = Admission(Limits(transfers_in_flight_max=1, transfers_waiting_max=1))
     async with AsyncExitStack() as stack:
-        await stack.enter_async_context(admission.admitted(1))
-        waiting = asyncio.create_task(stack.enter_async_context(admission.admitted(1)))
+        await stack.enter_async_context(admitted(admission, 1))
+        waiting = asyncio.create_task(stack.enter_async_context(admitted(admission, 1)))
         await asyncio.sleep(0)
         with pytest.raises(BusyError, match="transfers_waiting_max of 1"):
-            await stack.enter_async_context(admission.admitted(1))
+            await stack.enter_async_context(admitted(admission, 1))
         waiting.cancel()
         await asyncio.wait([waiting])
     assert admission.idle
@@ -67,7 +77,7 @@ def test_cancellation_at_any_moment_gives_all_room_back(
         admission = Admission(Limits(transfers_in_flight_max=transfers_max, bytes_in_flight_max=100))
 
         async def call(payload_bytes: int, turns: int) -> None:
-            async with admission.admitted(payload_bytes):
+            async with admitted(admission, payload_bytes):
                 assert admission.transfers <= transfers_max
                 assert admission.payload_bytes <= 100 or admission.transfers == 1
                 for _ in range(turns):

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from kvtransfer import AuthError, BusyError, DescriptorError, FrameError, PeerLostError, TransferError
 from kvtransfer import descriptor as descriptors
 from kvtransfer.descriptor import Descriptor
+from kvtransfer.kinds import TransportKind
 from kvtransfer.limits import DESCRIPTOR_CHARS_MAX
 from kvtransfer.stream import handshake
 from kvtransfer.stream.handshake import LINK_ID_BYTES, NONCE_BYTES, Hello, Refusal, Role, Step
@@ -96,9 +97,8 @@ def test_steps_out_of_order_and_of_wrong_size() -> None:
 def test_descriptor_round_trip() -> None:
     descriptor = Descriptor("name", ({"kind": "tcp", "host": "::1", "port": 5}, {"kind": "shm", "key": "k"}))
     assert descriptors.decode(descriptors.encode(descriptor)) == descriptor
-    assert descriptor.address("shm") == {"kind": "shm", "key": "k"}
-    with pytest.raises(DescriptorError, match="rdma"):
-        descriptor.address("rdma")
+    assert descriptor.address(TransportKind.SHM) == {"kind": "shm", "key": "k"}
+    assert descriptor.address(TransportKind.RDMA) is None
 
 
 @pytest.mark.parametrize(
