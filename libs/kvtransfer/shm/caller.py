@@ -1,0 +1,362 @@
+"""The caller's side of a link: PUTs that the owner copies, and reads that we copy ourselves.
+
+Each of our writes in flight is a permission on our board. It is taken back when the call ends, however
+it ends: an owner that stood still meanwhile finds it gone before it reports success, and wipes what it
+copied after that. So a call that is cancelled or out of time may give its source away at once.
+
+What a READ was admitted to is kept, so that the next read under the same grant needs no word with the
+owner, only a look at its board. What we read so is reported to the owner in bulk, for its statistics.
+"""
+
+import asyncio
+import socket
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from kvtransfer.errors import (
+    ChecksumError,
+    FrameError,
+    GrantError,
+    PeerLostError,
+    TransferError,
+    TransportUnfit,
+)
+from kvtransfer.kinds import TransportKind
+from kvtransfer.limits import Limits
+from kvtransfer.memory import Ranges, Region
+from kvtransfer.shm import frames as own
+from kvtransfer.shm.board import Permission
+from kvtransfer.shm.channel import Channel
+from kvtransfer.shm.copying import Copy, Outcome
+from kvtransfer.shm.frames import GoFrame, MovedFrame, OwnKind, PutFrame
+from kvtransfer.shm.memories import Exports, Imports, PeerMemory
+from kvtransfer.shm.resources import Resources
+from kvtransfer.shm.system import PeerProcess, address_of
+from kvtransfer.stream import frames
+from kvtransfer.stream.frames import Header, Kind, TransferRequest
+from kvtransfer.transport import Call
+from kvtransfer.verification import digest
+
+CALLER_ACCEPTS = frames.accepts(
+    Kind.DONE,
+    Kind.ERROR,
+    own={
+        kind: own.OWN_BODY_BYTES_MAX[kind]
+        for kind in (OwnKind.BOARD, OwnKind.REGION, OwnKind.DROP, OwnKind.GO)
+    },
+)
+"""What a caller receives."""
+
+ADMISSIONS_MAX = 256
+"""Grants that we may read from without asking; beyond it the one unused for longest is asked for again."""
+MOVED_S = 0.02
+"""What we read is reported this long after the first read that was not."""
+ABORT_S_MAX = 0.1
+"""A call that gives up waits this long for an owner that still copies. A live one ends within a chunk."""
+_PENDING_PER_IN_FLIGHT = 4
+"""Pending requests for each that may be in flight; more abandoned ones mean that the peer stalls."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Admission:
+    """What we may read, until its permission is gone."""
+
+    memory: PeerMemory
+    permission: Permission
+    starts: npt.NDArray[np.int64]
+    ends: npt.NDArray[np.int64]
+
+    def covers(self, ranges: Ranges) -> bool:
+        if len(self.starts) == 0:
+            return False
+        at = np.searchsorted(self.starts, ranges[:, 0], side="right") - 1
+        return bool(((at >= 0) & (ranges[:, 0] + ranges[:, 1] <= self.ends[at])).all())
+
+
+_NOTHING = np.empty(0, np.int64)
+
+
+class _Pending:
+    """A request that the owner did not answer yet."""
+
+    __slots__ = ("future", "go", "is_put", "payload_bytes")
+
+    def __init__(self, is_put: bool, payload_bytes: int) -> None:
+        self.future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.is_put = is_put
+        self.payload_bytes = payload_bytes
+        self.go: GoFrame | None = None
+
+
+class CallerLink:
+    """Our requests on one connection. Implements `transport.Link`; owns the socket that it is given."""
+
+    kind = TransportKind.SHM
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        peer: str,
+        limits: Limits,
+        resources: Resources,
+        on_end: "Callable[[CallerLink], None]",
+    ) -> None:
+        """`on_end` is called when it is closed."""
+        self._peer = peer
+        self._limits = limits
+        self._resources = resources
+        self._on_end = on_end
+        self._channel = Channel(sock, peer, self, CALLER_ACCEPTS, waits_for_room=False)
+        self._exports = Exports(self._channel, resources.board)
+        self._imports = Imports(self._channel, PeerProcess(sock), limits.regions_max)
+        self._last_request = 0
+        self._pending: dict[int, _Pending] = {}
+        self._admissions: OrderedDict[str, _Admission] = OrderedDict()
+        self._copies: set[Copy] = set()
+        self._moved = MovedFrame(0, 0, 0)
+        self._reporting: asyncio.TimerHandle | None = None
+        self._error: TransferError | None = None
+
+    @property
+    def closed(self) -> bool:
+        return self._channel.closed
+
+    def start(self) -> None:
+        self._channel.start()
+        self._exports.tell_board()
+
+    def release(self, region: Region) -> None:
+        """The region is gone."""
+        self._exports.drop(region)
+
+    async def write(self, call: Call) -> None:
+        source = call.memory
+        sent = await digest(source.region.view, source.ranges) if call.verify else b""
+        request = self._next_request()
+        self._exports.tell(source.region)
+        pending = _Pending(True, source.payload_bytes)
+        wanted = TransferRequest(call.token, call.remote, source.payload_bytes, call.tag, sent, call.verify)
+        slot = self._resources.board.open()
+        put = PutFrame(source.region.region_id, slot.index, slot.epoch, source.ranges, wanted)
+        try:
+            await self._ask(own.pack_put(request, put), pending)
+        except asyncio.CancelledError:
+            self._resources.board.shut(slot)
+            await self._give_up(request, pending)
+            raise
+        finally:
+            self._resources.board.shut(slot)
+
+    async def read(self, call: Call) -> None:
+        admission = self._admissions.get(call.token)
+        sent = b""
+        if call.verify or admission is None or not _serves(admission, call.remote):
+            admission, sent = await self._admitted(call)
+        else:
+            self._admissions.move_to_end(call.token)
+        target = call.memory
+        failed = True
+        try:
+            if target.payload_bytes:
+                await self._copy(call, admission)
+            if call.verify and sent != await digest(target.region.view, target.ranges):
+                raise ChecksumError(f"what {self._peer} sent is not what arrived")
+            failed = False
+        finally:
+            self._report(0 if failed else target.payload_bytes, failed)
+
+    def close_if_stalled(self) -> None:
+        silent_s = time.monotonic() - self._channel.progress_at_s
+        if silent_s >= self._limits.stall_s_max:
+            self._channel.close(PeerLostError(f"{self._peer} stalls for {silent_s:.1f} s"))
+
+    def close(self) -> None:
+        self._channel.close(PeerLostError(f"the connection to {self._peer} was closed"))
+
+    def on_frame(self, header: Header, body: bytes) -> None:
+        match header.kind:
+            case Kind.DONE:
+                self._settle(header.request, frames.parse_done(bytearray(body))[0])
+            case OwnKind.GO:
+                self._settle(header.request, own.parse_go(body))
+            case Kind.ERROR:
+                self._settle(header.request, frames.parse_error(bytearray(body)))
+            case OwnKind.REGION:
+                self._imports.on_region(body)
+            case OwnKind.DROP:
+                self._imports.on_drop(body)
+            case _:
+                self._imports.on_board()
+
+    def on_closed(self, error: TransferError) -> None:
+        self._error = error
+        pending, self._pending = self._pending, {}
+        for entry in pending.values():
+            if not entry.future.done():
+                entry.future.set_exception(error)
+        for copy in list(self._copies):
+            self._resources.threads.stop(copy)
+        if self._reporting is not None:
+            self._reporting.cancel()
+        self._admissions.clear()
+        self._imports.close()
+        self._on_end(self)
+
+    def _next_request(self) -> int:
+        pending_max = _PENDING_PER_IN_FLIGHT * self._limits.transfers_in_flight_max
+        if len(self._pending) >= pending_max:
+            self._channel.close(PeerLostError(f"{self._peer} left {pending_max} requests open"))
+        if self.closed:
+            raise PeerLostError(f"the connection to {self._peer} is closed")
+        self._last_request += 1
+        return self._last_request
+
+    async def _ask(self, frame: bytes, pending: "_Pending") -> None:
+        """Send a request; returns when the owner granted it, raises its error otherwise."""
+        self._pending[self._last_request] = pending
+        self._channel.send(frame)
+        await pending.future
+
+    def _settle(self, request: int, answer: GoFrame | int | TransferError) -> None:
+        pending = self._pending.get(request)
+        if pending is None:
+            raise FrameError(f"answer to request {request}, which is not pending")
+        if isinstance(answer, TransferError):
+            known = pending.payload_bytes if pending.is_put else 0
+            answer.landed = tuple((start, min(count, known)) for start, count in answer.landed if known)
+        elif isinstance(answer, GoFrame) is pending.is_put:
+            raise FrameError(f"answer of the wrong kind to request {request}")
+        elif isinstance(answer, int) and answer != pending.payload_bytes:
+            raise FrameError(f"{self._peer} says DONE of {answer} bytes to {pending.payload_bytes}")
+        else:
+            pending.go = answer if isinstance(answer, GoFrame) else None
+        # A malformed answer raised above, while the request is still among those that the close fails.
+        del self._pending[request]
+        if pending.future.done():
+            return  # its caller gave up
+        if isinstance(answer, TransferError):
+            pending.future.set_exception(answer)
+        else:
+            pending.future.set_result(None)
+
+    async def _give_up(self, request: int, pending: "_Pending") -> None:
+        """The caller of a PUT is cancelled: wait a little until the owner does not touch its source any more.
+
+        Where the owner does not answer, its permission is gone all the same (see above).
+        """
+        if self._pending.get(request) is not pending:
+            return
+        pending.future = asyncio.get_running_loop().create_future()
+        self._channel.send(frames.pack_abort(request))
+        await asyncio.wait([pending.future], timeout=ABORT_S_MAX)
+        if pending.future.done():
+            pending.future.exception()  # so that nobody misses it
+        else:
+            pending.future.cancel()
+
+    async def _admitted(self, call: Call) -> tuple[_Admission, bytes]:
+        """Ask the owner; its digest comes along if the call wants to verify."""
+        payload_bytes = call.memory.payload_bytes
+        wanted = TransferRequest(call.token, call.remote, payload_bytes, verify=call.verify)
+        request = self._next_request()
+        pending = _Pending(False, payload_bytes)
+        await self._ask(frames.pack_request(Kind.READ, request, wanted), pending)
+        go = pending.go
+        assert go is not None
+        if self._error is not None:
+            raise self._error
+        try:
+            admission = self._understood(go, call)
+        except FrameError as error:
+            self._channel.close(error)
+            raise
+        return admission, go.digest
+
+    def _understood(self, go: GoFrame, call: Call) -> _Admission:
+        """What a GO admits to; kept if it covers a whole grant. Raises FrameError if it cannot be."""
+        memory = self._imports.region(go.region_id)
+        permission = self._imports.permission(go.slot, go.epoch)
+        if not memory.covers(call.remote) or bool(go.digest) is not call.verify:
+            raise FrameError("GO to a read that leaves the region, or without the digest asked for")
+        if go.stretches is None:
+            return _Admission(memory, permission, _NOTHING, _NOTHING)
+        if not memory.covers(go.stretches):
+            raise FrameError("GO with stretches that leave the region")
+        starts = go.stretches[:, 0]
+        admission = _Admission(memory, permission, starts, starts + go.stretches[:, 1])
+        self._admissions[call.token] = admission
+        self._admissions.move_to_end(call.token)
+        if len(self._admissions) > ADMISSIONS_MAX:
+            self._admissions.popitem(last=False)
+        return admission
+
+    async def _copy(self, call: Call, admission: _Admission) -> None:
+        target = call.memory
+        view = target.region.view
+        copy = self._resources.copy(
+            *(target.ranges, address_of(view), call.remote, admission.memory, admission.permission),
+            kept=(view,),
+        )
+        if self._resources.runs_inline(target.payload_bytes):
+            copy.run()
+        else:
+            await self._in_thread(copy)
+        if copy.outcome is not Outcome.DONE:
+            error = self._failure(call, copy.outcome)
+            error.landed = ((0, copy.copied_bytes),) if copy.copied_bytes else ()
+            raise error
+
+    async def _in_thread(self, copy: Copy) -> None:
+        """Returns when the copy ended. Cancelled, it still waits for that: a chunk at most."""
+        ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._copies.add(copy)
+        self._resources.threads.start(copy, lambda: ended.set_result(None), self._progressed)
+        cancelled: asyncio.CancelledError | None = None
+        while not ended.done():
+            try:
+                await asyncio.wait([ended])
+            except asyncio.CancelledError as error:
+                cancelled = error
+                self._resources.threads.stop(copy)
+        self._copies.discard(copy)
+        if cancelled is not None:
+            raise cancelled
+
+    def _progressed(self) -> None:
+        self._channel.progress_at_s = time.monotonic()
+
+    def _failure(self, call: Call, outcome: Outcome | None) -> TransferError:
+        if self._error is not None:
+            return self._error.__class__(*self._error.args)
+        if outcome is Outcome.WITHDRAWN:
+            self._admissions.pop(call.token, None)
+            return GrantError("the grant was revoked")
+        if outcome is Outcome.REFUSED:
+            return TransportUnfit("the kernel does not let us read the peer's memory")
+        error = PeerLostError(f"the memory of {self._peer} is not where it said")
+        self._channel.close(error)
+        return error
+
+    def _report(self, payload_bytes: int, failed: bool) -> None:
+        """Count a read for the owner's statistics, and see to it that it hears of it."""
+        moved = self._moved
+        self._moved = MovedFrame(
+            moved.payload_bytes + payload_bytes, moved.reads + (not failed), moved.failures + failed
+        )
+        if self._reporting is None and not self.closed:
+            self._reporting = asyncio.get_running_loop().call_later(MOVED_S, self._send_moved)
+
+    def _send_moved(self) -> None:
+        self._reporting = None
+        moved, self._moved = self._moved, MovedFrame(0, 0, 0)
+        self._channel.send(own.pack_moved(moved))
+
+
+def _serves(admission: _Admission, ranges: Ranges) -> bool:
+    """Whether it covers a read of these ranges without asking again."""
+    return len(ranges) > 0 and admission.permission.stands() and admission.covers(ranges)

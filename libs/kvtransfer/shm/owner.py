@@ -1,0 +1,307 @@
+"""The owner's side of a link: copies what the caller PUTs into granted memory, and admits its READs.
+
+Holds one entry per PUT that is not answered. A revoked grant stops its copies before `quiesce` returns.
+"""
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from kvtransfer.errors import ArrivalError, FrameError, GrantError, PeerLostError, TransferError
+from kvtransfer.grants import Access, Grant
+from kvtransfer.kinds import TransportKind
+from kvtransfer.memory import Ranges, Region
+from kvtransfer.shm import frames as own
+from kvtransfer.shm.board import Slot
+from kvtransfer.shm.channel import Channel
+from kvtransfer.shm.copying import Copy, Outcome
+from kvtransfer.shm.frames import GoFrame, OwnKind, PutFrame
+from kvtransfer.shm.memories import Exports, Imports
+from kvtransfer.shm.resources import Resources
+from kvtransfer.shm.system import PeerProcess, address_of
+from kvtransfer.stream import frames
+from kvtransfer.stream.frames import ErrorCode, Header, Kind
+from kvtransfer.transport import TransportContext
+
+OWNER_ACCEPTS = frames.accepts(
+    Kind.READ,
+    Kind.ABORT,
+    own={
+        kind: own.OWN_BODY_BYTES_MAX[kind]
+        for kind in (OwnKind.BOARD, OwnKind.REGION, OwnKind.DROP, OwnKind.PUT, OwnKind.MOVED)
+    },
+)
+"""What an owner receives."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class _Put:
+    """A PUT that is admitted and not answered. `copy` is nothing while its digest is computed."""
+
+    request: int
+    wanted: PutFrame
+    grant: Grant
+    ranges: Ranges
+    copy: Copy | None = None
+    counted_bytes: int = 0
+    aborted: bool = False
+    ended: list[asyncio.Future[None]] = field(default_factory=list)
+
+
+class OwnerSession:
+    """The requests of one caller, served. Owns the socket that it is given."""
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        peer: str,
+        context: TransportContext,
+        resources: Resources,
+        on_closed: "Callable[[OwnerSession], None]",
+        on_drained: "Callable[[OwnerSession], None]",
+    ) -> None:
+        """`on_closed` is called when the connection is closed, `on_drained` when, after that, nothing of it
+        touches memory any more."""
+        self.peer = peer
+        self._context = context
+        self._resources = resources
+        self._tell_closed, self._tell_drained = on_closed, on_drained
+        self._counters = context.statistics.of(peer, TransportKind.SHM)
+        self._channel = Channel(sock, peer, self, OWNER_ACCEPTS, waits_for_room=True)
+        self._exports = Exports(self._channel, resources.board)
+        self._imports = Imports(self._channel, PeerProcess(sock), context.limits.regions_max)
+        self._last_request = 0
+        self._puts: dict[int, _Put] = {}
+        self._hashing = 0
+        self._drained = False
+
+    @property
+    def closed(self) -> bool:
+        return self._channel.closed
+
+    def start(self) -> None:
+        """Serve from now on; what came before waits in the socket."""
+        self._channel.start()
+        self._exports.tell_board()
+
+    def close(self, reason: str) -> None:
+        self._channel.close(PeerLostError(reason))
+
+    def release(self, region: Region) -> None:
+        """The region is gone."""
+        self._exports.drop(region)
+
+    async def stop_grant(self, grant: Grant) -> None:
+        """The grant is revoked: returns when nothing lands under it any more; the caller is told."""
+        waiting = []
+        for put in list(self._puts.values()):
+            if put.grant is grant:
+                ended = asyncio.get_running_loop().create_future()
+                put.ended.append(ended)
+                waiting.append(ended)
+                self._stop(put)
+        for ended in waiting:
+            await ended
+
+    def on_frame(self, header: Header, body: bytes) -> None:
+        match header.kind:
+            case OwnKind.PUT:
+                self._on_put(self._opened(header), own.parse_put(body))
+            case Kind.READ:
+                self._on_read(self._opened(header), frames.parse_request(bytearray(body)))
+            case OwnKind.MOVED:
+                self._on_moved(own.parse_moved(body))
+            case Kind.ABORT:
+                self._on_abort(header.request)
+            case OwnKind.REGION:
+                self._imports.on_region(body)
+            case OwnKind.DROP:
+                self._imports.on_drop(body)
+            case _:
+                self._imports.on_board()
+
+    def on_closed(self, error: TransferError) -> None:
+        if isinstance(error, FrameError):
+            _log.warning("connection of %s closed: %s", self.peer, error)
+        self._imports.close()
+        self._tell_closed(self)
+        for put in list(self._puts.values()):
+            self._stop(put)
+        self._end_if_drained()
+
+    def _opened(self, header: Header) -> int:
+        if header.request <= self._last_request:
+            raise FrameError(f"request {header.request} after {self._last_request}: numbers must grow")
+        self._last_request = header.request
+        return header.request
+
+    def _on_put(self, request: int, wanted: PutFrame) -> None:
+        served_max = self._context.limits.transfers_served_max
+        if len(self._puts) >= served_max:
+            self._refuse(request, ErrorCode.BUSY, f"transfers_served_max of {served_max} is reached")
+            return
+        asked = wanted.request
+        if asked.earlier_bytes:
+            raise FrameError("a PUT is whole: nothing of it was sent earlier")
+        try:
+            grant, ranges = self._context.grants.check(asked.token, self.peer, Access.WRITE, asked.ranges)
+            if asked.tag and grant.on_arrival is None:
+                raise GrantError("the grant takes no tags")
+        except GrantError as error:
+            self._refuse(request, ErrorCode.GRANT, str(error))
+            return
+        put = self._puts[request] = _Put(request, wanted, grant, ranges)
+        if not asked.payload_bytes:
+            self._done(put)
+            return
+        put.copy = self._copy(put)
+        if self._resources.runs_inline(asked.payload_bytes):
+            put.copy.run()
+            self._copied(put)
+        else:
+            self._resources.threads.start(put.copy, lambda: self._copied(put), lambda: self._count(put))
+
+    def _copy(self, put: _Put) -> Copy:
+        """The copy that the PUT asks for, with its source checked."""
+        wanted = put.wanted
+        memory = self._imports.region(wanted.region_id)
+        permission = self._imports.permission(wanted.slot, wanted.epoch)
+        if not memory.covers(wanted.source) or int(wanted.source[:, 1].sum()) != wanted.request.payload_bytes:
+            raise FrameError(f"the source of request {put.request} leaves its region or is not its payload")
+        view = put.grant.region.view
+        return self._resources.copy(
+            put.ranges, address_of(view), wanted.source, memory, permission, kept=(view,)
+        )
+
+    def _count(self, put: _Put) -> None:
+        """What landed so far."""
+        if put.copy is not None:
+            put.grant.landed_bytes += put.copy.copied_bytes - put.counted_bytes
+            put.counted_bytes = put.copy.copied_bytes
+
+    def _copied(self, put: _Put) -> None:
+        """Its copy ended, and touches nothing any more."""
+        copy = put.copy
+        assert copy is not None
+        self._count(put)
+        put.copy = None
+        sent = put.wanted.request.digest
+        if copy.outcome is not Outcome.DONE or put.grant.revoked or self.closed:
+            self._fail(put, copy.outcome)
+        elif sent:
+            self._resources.digests.start(
+                put.grant, put.ranges, lambda found: self._compare(put, sent, found)
+            )
+        else:
+            self._done(put)
+
+    def _compare(self, put: _Put, sent: bytes, found: bytes) -> None:
+        if put.grant.revoked or put.aborted or self.closed:
+            self._fail(put, Outcome.STOPPED)
+        elif found != sent:
+            self._refuse(put.request, ErrorCode.CHECKSUM, "what arrived is not what was sent")
+            self._ended(put)
+        else:
+            self._done(put)
+
+    def _fail(self, put: _Put, outcome: Outcome | None) -> None:
+        request, landed_bytes = put.request, put.counted_bytes
+        if put.grant.revoked:
+            self._refuse(request, ErrorCode.GRANT, "the grant was revoked", landed_bytes)
+        elif outcome is Outcome.STOPPED or outcome is Outcome.WITHDRAWN:
+            self._refuse(request, ErrorCode.ABORTED, "aborted by the caller", landed_bytes)
+        elif outcome is Outcome.REFUSED:
+            self._refuse(
+                request, ErrorCode.UNFIT, "the kernel does not let the owner read the caller's memory"
+            )
+        else:
+            self._refuse(request, ErrorCode.ABORTED, "the source is not there", landed_bytes)
+            self._channel.close(PeerLostError(f"the memory of {self.peer} is not where it said"))
+        self._ended(put)
+
+    def _done(self, put: _Put) -> None:
+        """All is here: first the tag, then DONE."""
+        asked = put.wanted.request
+        if asked.tag:
+            try:
+                put.grant.arrived(asked.tag, asked.payload_bytes)
+            except ArrivalError as error:
+                self._refuse(put.request, ErrorCode.ARRIVAL, str(error), asked.payload_bytes)
+                self._ended(put)
+                return
+        self._counters.served_writes += 1
+        self._counters.served_written_bytes += asked.payload_bytes
+        self._channel.send(frames.pack_done(put.request, asked.payload_bytes))
+        self._ended(put)
+
+    def _ended(self, put: _Put) -> None:
+        self._puts.pop(put.request, None)
+        for waiting in put.ended:
+            if not waiting.done():
+                waiting.set_result(None)
+        self._end_if_drained()
+
+    def _end_if_drained(self) -> None:
+        if self.closed and not self._puts and not self._drained:
+            self._drained = True
+            self._tell_drained(self)
+
+    def _stop(self, put: _Put) -> None:
+        if put.copy is not None:
+            self._resources.threads.stop(put.copy)
+
+    def _on_abort(self, request: int) -> None:
+        if request > self._last_request:
+            raise FrameError(f"ABORT of request {request}, which was never made")
+        put = self._puts.get(request)
+        if put is not None:
+            put.aborted = True
+            self._stop(put)
+
+    def _on_read(self, request: int, wanted: frames.TransferRequest) -> None:
+        if wanted.tag or wanted.digest or wanted.earlier_bytes:
+            raise FrameError("a READ with what belongs to a write")
+        try:
+            grant, ranges = self._context.grants.check(wanted.token, self.peer, Access.READ, wanted.ranges)
+        except GrantError as error:
+            self._refuse(request, ErrorCode.GRANT, str(error))
+            return
+        served_max = self._context.limits.transfers_served_max
+        if not wanted.verify:
+            self._go(request, grant, b"")
+        elif self._hashing >= served_max:
+            self._refuse(request, ErrorCode.BUSY, f"transfers_served_max of {served_max} is reached")
+        else:
+            self._hashing += 1
+            self._resources.digests.start(grant, ranges, lambda digest: self._go_with(request, grant, digest))
+
+    def _go_with(self, request: int, grant: Grant, digest: bytes) -> None:
+        self._hashing -= 1
+        if grant.revoked:
+            self._refuse(request, ErrorCode.GRANT, "the grant was revoked")
+        elif not self.closed:
+            self._go(request, grant, digest)
+
+    def _go(self, request: int, grant: Grant, digest: bytes) -> None:
+        self._exports.tell(grant.region)
+        slot: Slot = self._resources.slot_of(grant)
+        stretches: Ranges | None = None
+        if len(grant.starts) <= own.STRETCHES_TOLD_MAX:
+            stretches = np.stack((grant.starts, grant.ends - grant.starts), axis=1)
+        go = GoFrame(grant.region.region_id, slot.index, slot.epoch, digest, stretches)
+        self._channel.send(own.pack_go(request, go))
+
+    def _on_moved(self, moved: own.MovedFrame) -> None:
+        self._counters.served_reads += moved.reads
+        self._counters.served_read_bytes += moved.payload_bytes
+        self._counters.served_failures += moved.failures
+
+    def _refuse(self, request: int, code: ErrorCode, text: str, landed_bytes: int = 0) -> None:
+        self._counters.served_failures += 1
+        self._channel.send(frames.pack_error(request, code, text, landed_bytes))
