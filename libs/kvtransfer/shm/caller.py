@@ -74,6 +74,10 @@ class _Admission:
     def covers(self, ranges: Ranges) -> bool:
         if len(self.starts) == 0:
             return False
+        if len(ranges) == 1:
+            start, count = ranges[0].tolist()
+            found = int(self.starts.searchsorted(start, "right")) - 1
+            return found >= 0 and start + count <= int(self.ends[found])
         at = np.searchsorted(self.starts, ranges[:, 0], side="right") - 1
         return bool(((at >= 0) & (ranges[:, 0] + ranges[:, 1] <= self.ends[at])).all())
 
@@ -218,6 +222,8 @@ class CallerLink:
 
     async def _ask(self, frame: bytes, pending: "_Pending") -> None:
         """Send a request; returns when the owner granted it, raises its error otherwise."""
+        if self._error is not None:  # a frame before it met the end of the connection
+            raise self._error
         self._pending[self._last_request] = pending
         self._channel.send(frame)
         await pending.future

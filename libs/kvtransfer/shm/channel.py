@@ -24,6 +24,10 @@ DESCRIPTORS_WAITING_MAX = 8
 BACKLOG_BYTES_MAX = 1 << 20
 """With more than this to send, an owner's side does not read the next request."""
 _DESCRIPTOR_BYTES = array.array("i").itemsize
+_ANCILLARY_BYTES = socket.CMSG_SPACE(DESCRIPTORS_WAITING_MAX * _DESCRIPTOR_BYTES)
+_CLOSE_ON_EXEC = int(socket.MSG_CMSG_CLOEXEC)
+_CUT = int(socket.MSG_CTRUNC)
+"""As plain numbers: an enum's `&` costs as much as the rest of receiving a frame."""
 
 _log = logging.getLogger(__name__)
 
@@ -133,14 +137,13 @@ class Channel:
 
     def _receive(self) -> None:
         """One system call's worth; the loop calls again if there is more."""
-        room = socket.CMSG_SPACE(DESCRIPTORS_WAITING_MAX * _DESCRIPTOR_BYTES)
         try:
             count, ancillary, flags, _ = self._sock.recvmsg_into(
-                [self._staging], room, socket.MSG_CMSG_CLOEXEC
+                [self._staging], _ANCILLARY_BYTES, _CLOSE_ON_EXEC
             )
         except (BlockingIOError, InterruptedError):
             return
-        if ancillary or flags & socket.MSG_CTRUNC:
+        if ancillary or flags & _CUT:
             self._keep_descriptors(ancillary, flags)
         if count == 0:
             raise PeerLostError(f"{self.peer} closed the connection")
@@ -171,7 +174,7 @@ class Channel:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                 whole = data[: len(data) // _DESCRIPTOR_BYTES * _DESCRIPTOR_BYTES]
                 self._descriptors.extend(array.array("i", whole))
-        if flags & socket.MSG_CTRUNC or len(self._descriptors) > DESCRIPTORS_WAITING_MAX:
+        if flags & _CUT or len(self._descriptors) > DESCRIPTORS_WAITING_MAX:
             raise FrameError(f"more than {DESCRIPTORS_WAITING_MAX} descriptors that belong to no frame")
 
     def _send(self, data: memoryview, descriptor: int | None) -> int:

@@ -18,10 +18,8 @@ from collections.abc import Callable, Iterator
 from enum import Enum
 from queue import SimpleQueue
 
-import numpy as np
-
 from kvtransfer.shm.board import Permission
-from kvtransfer.shm.pieces import Pieces, chunk_bounds
+from kvtransfer.shm.pieces import Chunk, Pieces
 from kvtransfer.shm.system import IOVECS_MAX, PeerProcess, copy_memory, fill_memory, read_process
 
 MEAN_PIECE_BYTES_MIN = 16 << 10
@@ -90,8 +88,8 @@ class Copy:
         self._kept = kept
         self._gathered = process is not None or (gathers and _worth_gathering(pieces))
         pieces_max = IOVECS_MAX if self._gathered else len(pieces)
-        self._bounds: Iterator[tuple[int, int, int]] = chunk_bounds(pieces, chunk_bytes, pieces_max)
-        self._iovecs = _iovecs(pieces) if self._gathered else None
+        self._bounds: Iterator[Chunk] = pieces.chunks(chunk_bytes, pieces_max)
+        self._iovecs = pieces.iovecs() if self._gathered else None
         self.copied_bytes = 0
         self.stop = False
         self.outcome: Outcome | None = None
@@ -143,7 +141,7 @@ class Copy:
         self._process = None
 
     def _move(self, first: int, end: int) -> None:
-        for to, source, count in self._pieces[first:end].tolist():
+        for to, source, count in self._pieces.listed(first, end):
             copy_memory(to, source, count)
 
     def _gather(self, first: int, end: int, count: int) -> Outcome | None:
@@ -159,19 +157,12 @@ class Copy:
         return None if done == count else Outcome.FAULT
 
     def _wipe(self, first: int, end: int) -> None:
-        for to, _, count in self._pieces[first:end].tolist():
+        for to, _, count in self._pieces.listed(first, end):
             fill_memory(to, 0, count)
 
 
 def _worth_gathering(pieces: Pieces) -> bool:
-    if len(pieces) < GATHERED_PIECES_MIN:
-        return False
-    return int(pieces[:, 2].sum()) < MEAN_PIECE_BYTES_MIN * len(pieces)
-
-
-def _iovecs(pieces: Pieces) -> tuple[Pieces, Pieces]:
-    """What the kernel reads as arrays of struct iovec: address and length."""
-    return np.ascontiguousarray(pieces[:, (0, 2)]), np.ascontiguousarray(pieces[:, (1, 2)])
+    return len(pieces) >= GATHERED_PIECES_MIN and pieces.mean_bytes < MEAN_PIECE_BYTES_MIN
 
 
 class CopyThreads:
