@@ -23,6 +23,7 @@ from moonpool.benchmarks.transfer_plan import (
     Side,
     Walk,
     answer,
+    sides,
     touched_memory,
 )
 
@@ -74,9 +75,7 @@ class SynchronousSystem:
         """Of a call that will not be made again."""
 
     def verify(self, direction: Direction, row: Row) -> None:
-        source, target = Side.CALLER, Side.OWNER
-        if direction is Direction.READ:
-            source, target = target, source
+        source, target = sides(direction)
         about = {"row": [row.ranges, row.range_bytes], "first": 0, "calls": row.verified_calls}
         self._ask(source, "fill", about)
         self._ask(target, "clear", about)

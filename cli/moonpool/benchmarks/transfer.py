@@ -90,7 +90,8 @@ async def measure(
     """Row by row, `repeats` rounds of each. Raises CommandError where no transport is to be had, or where
     the wrong bytes arrive."""
     # Here, and not above: other commands need none of it.
-    from moonpool.benchmarks.transfer_caller import TransferCaller, TransferUnavailable, WrongBytes
+    from kvtransfer import TransportUnavailable
+    from moonpool.benchmarks.transfer_caller import TransferCaller, WrongTransfer
     from moonpool.benchmarks.transfer_ceilings import Ceilings
 
     unavailable: dict[str, str] = {}
@@ -101,7 +102,7 @@ async def measure(
                 callers.append(
                     await stack.enter_async_context(TransferCaller.running(transport, memory_bytes))
                 )
-            except TransferUnavailable as error:
+            except TransportUnavailable as error:
                 unavailable[transport] = str(error)
                 _say(f"{transport} is not measured: {error}")
         if not callers:
@@ -112,7 +113,7 @@ async def measure(
             _say(row.name)
             try:
                 rounds = await _rounds(row, callers, ceilings, repeats)
-            except WrongBytes as error:
+            except WrongTransfer as error:
                 raise CommandError(f"bench transfer: {error}") from error
             results += summarise(row, rounds, machine_context())
     return results

@@ -8,14 +8,14 @@ import json
 import sys
 from typing import Any
 
-from kvtransfer import Access, Endpoint, Grant, Region, TransferError, checksum
+from kvtransfer import Access, Endpoint, Grant, Region, TransportUnavailable, checksum
 from moonpool.benchmarks.line_process import Json, own_the_output, reply
-from moonpool.benchmarks.transfer_memory import BenchMemory, bench_endpoint
+from moonpool.benchmarks.transfer_pair import BenchMemory, bench_endpoint
 from moonpool.benchmarks.transfer_plan import answer
 
 
 class Owner:
-    """An endpoint with one region. Use as an async context manager."""
+    """An endpoint with one region, and the grants that were asked for."""
 
     def __init__(self, endpoint: Endpoint, memory: BenchMemory) -> None:
         self._endpoint = endpoint
@@ -25,7 +25,7 @@ class Owner:
 
     @classmethod
     async def start(cls, question: Json) -> "Owner":
-        """Raises TransferError if the transport is not to be had here."""
+        """Raises TransportUnavailable."""
         endpoint = bench_endpoint(question["name"], bytes.fromhex(question["secret"]), question["transport"])
         await endpoint.start()
         return cls(endpoint, BenchMemory.touched(question["memory_bytes"]))
@@ -64,8 +64,8 @@ async def main() -> None:
     first: dict[str, Any] = json.loads(await lines.readline())
     try:
         owner = await Owner.start(first)
-    except TransferError as error:
-        reply(replies, {"error": str(error), "unavailable": str(error)})
+    except TransportUnavailable as error:
+        reply(replies, {"unavailable": str(error)})
         return
     reply(replies, {"descriptor": owner.descriptor})
     try:

@@ -53,6 +53,11 @@ class Side(StrEnum):
     OWNER = "owner"
 
 
+def sides(direction: Direction) -> tuple[Side, Side]:
+    """From which side the bytes come, and to which they go."""
+    return (Side.CALLER, Side.OWNER) if direction is Direction.WRITE else (Side.OWNER, Side.CALLER)
+
+
 @dataclass(frozen=True, slots=True)
 class Row:
     """One form of a call: `ranges` ranges of `range_bytes` bytes each."""

@@ -23,7 +23,7 @@ def leaves(entries: tuple[Command | CommandGroup, ...], words: tuple[str, ...] =
 
 
 def test_the_commands_are_these() -> None:
-    benches = [("bench", name) for name in ("prefix", "engine", "attention", "transfer")]
+    benches = [("bench", name) for name in ("prefix", "engine", "attention", "transfer", "handover")]
     assert sorted(leaves(COMMANDS)) == sorted([("up",), ("serve",), ("status",), ("chat",), *benches])
 
 

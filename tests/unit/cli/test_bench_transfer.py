@@ -1,11 +1,15 @@
 """The whole benchmark on small rows, and what is made of its samples."""
 
+from contextlib import AbstractAsyncContextManager
+
 import pytest
 
+from kvtransfer import TransportUnavailable
 from moonpool.benchmarks.transfer import Moved, as_transfer_table, measure, summarise
-from moonpool.benchmarks.transfer_caller import TransferCaller, WrongBytes
+from moonpool.benchmarks.transfer_caller import TransferCaller, WrongTransfer
 from moonpool.benchmarks.transfer_ceilings import Ceilings
 from moonpool.benchmarks.transfer_plan import DEPTH, ROWS, Direction, Row, Sample, Side, Walk, digest
+from moonpool.errors import CommandError
 
 pytestmark = pytest.mark.unit
 
@@ -15,16 +19,42 @@ WRITE, DEEP_WRITE = Moved("tcp", Direction.WRITE, 1), Moved("tcp", Direction.WRI
 
 
 async def test_every_transport_and_way_is_measured_beside_the_ceilings() -> None:
-    results = await measure(["tcp"], [Row(2, 4096)], 2, MEMORY_BYTES)
+    results = await measure(["tcp", "shm"], [Row(2, 4096)], 2, MEMORY_BYTES)
     found = {(result.case, result.metric): result for result in results}
-    assert found["tcp", "available"].value == 1
-    for direction in Direction:
-        case = f"tcp/{direction}/2x4KiB"
-        for metric in ("rate", "latency_p50", "latency_p99", "share_of_tcp_stream", "share_of_tcp_acked"):
-            assert found[case, metric].n == 2
-            assert found[case, metric].min > 0
-        assert found[f"{case}/depth_4", "rate"].context["depth"] == DEPTH
+    shares = {"tcp": ("share_of_tcp_stream", "share_of_tcp_acked"), "shm": ("share_of_memcpy",)}
+    for transport in shares:
+        assert found[transport, "available"].value == 1
+        for direction in Direction:
+            case = f"{transport}/{direction}/2x4KiB"
+            for metric in ("rate", "latency_p50", "latency_p99", *shares[transport]):
+                assert found[case, metric].n == 2
+                assert found[case, metric].min > 0
+            assert found[f"{case}/depth_4", "rate"].context["depth"] == DEPTH
     assert {case for case, _ in found if case.startswith("memcpy")} == {"memcpy/2x4KiB"}
+
+
+async def test_a_transport_that_is_not_here_is_told_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    running = TransferCaller.running
+
+    def without_rdma(transport: str, memory_bytes: int) -> AbstractAsyncContextManager[TransferCaller]:
+        if transport == "rdma":
+            raise TransportUnavailable("no device")
+        return running(transport, memory_bytes)
+
+    monkeypatch.setattr(TransferCaller, "running", without_rdma)
+    results = await measure(["rdma", "tcp"], [Row(2, 4096)], 1, MEMORY_BYTES)
+    assert (results[0].case, results[0].value, results[0].context) == ("rdma", 0.0, {"reason": "no device"})
+    assert as_transfer_table(results).splitlines()[-1] == "rdma is not measured: no device"
+    assert not any(result.case.startswith("rdma/") for result in results)
+    with pytest.raises(CommandError, match="none of the transports"):
+        await measure(["rdma"], [Row(2, 4096)], 1, MEMORY_BYTES)
+
+
+async def test_a_call_that_another_transport_carries_does_not_count() -> None:
+    async with TransferCaller.running("tcp", MEMORY_BYTES) as caller:
+        caller.transport = "shm"
+        with pytest.raises(WrongTransfer, match="carried by tcp, not shm"):
+            await caller.sample(Direction.WRITE, ROW, 0, 1, 1)
 
 
 async def test_bytes_that_do_not_arrive_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,7 +67,7 @@ async def test_bytes_that_do_not_arrive_are_seen(monkeypatch: pytest.MonkeyPatch
 
         monkeypatch.setattr(caller, "sample", nothing)
         for direction in Direction:
-            with pytest.raises(WrongBytes, match=f"tcp {direction} 3x4KiB"):
+            with pytest.raises(WrongTransfer, match=f"tcp {direction} 3x4KiB"):
                 await caller.verify(direction, ROW)
 
 
