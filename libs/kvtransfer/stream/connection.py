@@ -7,12 +7,16 @@ import asyncio
 import logging
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Protocol
 
-from kvtransfer.errors import PeerLostError, TransferError
+from kvtransfer.errors import FrameError, PeerLostError, TransferError
 from kvtransfer.stream.inbox import FrameHandler, Inbox
 from kvtransfer.stream.outbox import Outbox, Outgoing
+from kvtransfer.stream.vectors import Vectors
+
+FRAMES_WAITING_MAX = 4096
+"""Frames that the peer does not take; honest peers have far fewer requests open."""
 
 _log = logging.getLogger(__name__)
 
@@ -56,12 +60,20 @@ class Connection:
         self._loop.add_reader(self._sock, self._on_readable)
 
     def send_frame(self, frame: bytes) -> None:
-        self._outbox.add_frame(frame)
-        self._flush_soon()
+        """Raises FrameError in a turn, or closes outside of one, if the peer does not read its frames."""
+        if self._outbox.frames_waiting >= FRAMES_WAITING_MAX:
+            error = FrameError(f"{self.peer} leaves {FRAMES_WAITING_MAX} frames unread")
+            if self._in_turn:
+                raise error
+            self.close(error)
+        elif not self.closed:
+            self._outbox.add_frame(frame)
+            self._flush_soon()
 
     def send(self, outgoing: Outgoing) -> None:
-        self._outbox.add(outgoing)
-        self._flush_soon()
+        if not self.closed:
+            self._outbox.add(outgoing)
+            self._flush_soon()
 
     def withdraw(self, outgoing: Outgoing) -> int:
         """From now on no byte of its memory is read. Returns how many left before."""
@@ -81,23 +93,25 @@ class Connection:
         self._handler.on_closed(error)
 
     def _on_readable(self) -> None:
-        self._turn(self._receive)
+        self._turn(receiving=True)
 
     def _on_writable(self) -> None:
-        self._turn(lambda: None)
+        self._turn(receiving=False)
 
     def _flush_soon(self) -> None:
         # Within a turn the flush at its end takes all frames together; while the socket is full the
         # loop will call.
-        if not self._in_turn and not self._writer_armed and not self.closed:
-            self._turn(lambda: None)
+        if not self._in_turn and not self._writer_armed:
+            self._turn(receiving=False)
 
-    def _turn(self, step: Callable[[], None]) -> None:
-        """One step and the sending that it caused; any error in it ends this connection only."""
+    def _turn(self, receiving: bool) -> None:
+        """Receive or not, and send what waits; any error in it ends this connection only."""
         self._in_turn = True
         try:
-            step()
-            if not self.closed:
+            if receiving:
+                self._receive()
+            # While the socket is full the loop says when it takes more.
+            if not self.closed and not (receiving and self._writer_armed):
                 self._flush()
         except TransferError as error:
             self.close(error)
@@ -112,30 +126,39 @@ class Connection:
     def _receive(self) -> None:
         left = self._turn_bytes
         while left > 0 and not self.closed:
-            buffers = self._inbox.buffers(left)
+            # Where bytes may land is asked and the bytes are received in one step: nothing comes between.
+            pieces = self._inbox.pieces(left)
             try:
-                count = self._sock.recvmsg_into(buffers)[0]
+                count, room = self._receive_into(pieces)
             except (BlockingIOError, InterruptedError):
                 return
             if count == 0:
                 raise PeerLostError(f"{self.peer} closed the connection")
             self.progress_at_s = time.monotonic()
             self._inbox.received(count)
-            if count < sum(map(len, buffers)):
+            if count < room:
                 return
             left -= count
+
+    def _receive_into(self, pieces: list[memoryview] | Vectors) -> tuple[int, int]:
+        """How many bytes came, and how many could have."""
+        if isinstance(pieces, Vectors):
+            return pieces.receive(self._sock.fileno()), pieces.total_bytes
+        if len(pieces) == 1:
+            return self._sock.recv_into(pieces[0]), len(pieces[0])
+        return self._sock.recvmsg_into(pieces)[0], sum(map(len, pieces))
 
     def _flush(self) -> None:
         left = self._turn_bytes
         while not self.closed:
-            buffers = self._outbox.buffers()
-            if not buffers:
+            pieces = self._outbox.pieces()
+            if not pieces:
                 self._arm_writer(False)
                 return
             if left <= 0:
                 break
             try:
-                count = self._sock.sendmsg(buffers)
+                count = self._send_from(pieces)
             except (BlockingIOError, InterruptedError):
                 break
             self.progress_at_s = time.monotonic()
@@ -143,6 +166,13 @@ class Connection:
             for outgoing in self._outbox.sent(count):
                 self._handler.on_sent(outgoing)
         self._arm_writer(True)
+
+    def _send_from(self, pieces: list[memoryview] | Vectors) -> int:
+        if isinstance(pieces, Vectors):
+            return pieces.send(self._sock.fileno())
+        if len(pieces) == 1:
+            return self._sock.send(pieces[0], socket.MSG_MORE if self._outbox.payload_follows else 0)
+        return self._sock.sendmsg(pieces)
 
     def _arm_writer(self, armed: bool) -> None:
         if self.closed or armed == self._writer_armed:

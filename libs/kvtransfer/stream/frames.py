@@ -16,8 +16,8 @@ may add kinds of its own from OWN_KINDS_FROM on; what a side accepts is a table 
 
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import IntEnum
+from typing import NamedTuple
 
 import numpy as np
 
@@ -39,6 +39,7 @@ _DONE = struct.Struct("<Q")
 _ERROR = struct.Struct("<QH")
 HEADER_BYTES = _HEADER.size
 _RANGE_BYTES = 16
+_WIRE_INTEGER = np.dtype("<i8")
 DIGEST_BYTES = 16
 OWN_KINDS_FROM = 16
 _VERIFY = 1
@@ -85,15 +86,13 @@ BODY_BYTES_MAX: Mapping[int, int] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Header:
+class Header(NamedTuple):
     kind: int
     body_bytes: int
     request: int
 
 
-@dataclass(frozen=True, slots=True)
-class TransferRequest:
+class TransferRequest(NamedTuple):
     """The body of WRITE and READ. The ranges are as the peer sent them: not checked.
 
     `digest` is of a WRITE's payload; a READ with `verify` wants one back. `earlier_bytes` landed by
@@ -142,7 +141,9 @@ def pack_request(kind: int, request: int, wanted: TransferRequest) -> bytes:
         len(wanted.digest),
         flags,
     )
-    body = b"".join((fixed, token, wanted.tag, wanted.digest, wanted.ranges.astype("<i8").tobytes()))
+    body = b"".join(
+        (fixed, token, wanted.tag, wanted.digest, wanted.ranges.astype(_WIRE_INTEGER, copy=False).tobytes())
+    )
     return pack_header(kind, len(body), request) + body
 
 
@@ -166,8 +167,7 @@ def parse_request(body: bytearray) -> TransferRequest:
         token = body[_REQUEST.size : tag_at].decode("ascii")
     except UnicodeDecodeError:
         raise FrameError("the token is not ASCII") from None
-    ranges = np.frombuffer(body, dtype="<i8", count=range_count * 2, offset=ranges_at)
-    ranges = ranges.reshape(range_count, 2).astype(np.int64)
+    ranges = np.frombuffer(body, _WIRE_INTEGER, offset=ranges_at).reshape(range_count, 2)
     # Python integers: the lengths are the peer's word so far and may overflow an int64.
     if sum(ranges[:, 1].tolist()) != payload_bytes:
         raise FrameError("the lengths of the ranges do not sum to the payload")

@@ -1,8 +1,8 @@
 """What arrives on a connection: a parser that receives payload straight into its memory.
 
-Sans socket: `buffers()` says where the next bytes go, `received(n)` that n of them came. Payload
-views come first, a few bytes of staging after them catch the next header in the same system call;
-between payloads everything goes to the staging buffer, so small frames cost one call together.
+Sans socket: `pieces()` says where the next bytes go, `received(n)` that n of them came. Payload goes
+first, a little staging after it catches the next frames in the same system call; between payloads
+everything goes to the staging buffer, so small frames cost one call together.
 """
 
 from collections.abc import Mapping
@@ -10,10 +10,16 @@ from typing import Protocol
 
 from kvtransfer.errors import FrameError
 from kvtransfer.grants import Grant
-from kvtransfer.memory import Cursor, copy_into
+from kvtransfer.memory import Cursor, address_of, copy_into
 from kvtransfer.stream.frames import HEADER_BYTES, Header, Kind, parse_header
+from kvtransfer.stream.vectors import Vectors
 
-STAGING_BYTES = 64 << 10
+STAGING_BYTES = 16 << 10
+"""Holds a small transfer whole. What of a larger one comes here is copied once more, so not larger."""
+
+TAIL_BYTES = 1 << 10
+"""Of the staging, received behind what is due: room for a request with a few ranges and its DATA header."""
+
 _DISCARD_BYTES = 64 << 10
 VIEWS_MAX = 1000
 """Buffers in one system call; Linux takes 1,024 (IOV_MAX), a few are for headers and staging."""
@@ -80,6 +86,7 @@ class Inbox:
         self._handler = handler
         self._accepted = accepted
         self._staging = memoryview(bytearray(STAGING_BYTES))
+        self._staging_address = address_of(self._staging)
         self._begin = 0
         self._end = 0
         self._discard: memoryview | None = None
@@ -88,15 +95,18 @@ class Inbox:
         self._header: Header | None = None
         self._body = bytearray()
         self._body_have = 0
+        self._vectors: Vectors | None = None
 
-    def buffers(self, bytes_max: int) -> list[memoryview]:
-        """Where to receive to; never empty. Call it again right before each receive."""
+    def pieces(self, bytes_max: int) -> list[memoryview] | Vectors:
+        """Where to receive to; never empty. Ask again right before each receive.
+
+        What is due goes where it belongs; a little staging after it catches what follows it.
+        """
         if self._payload is not None:
-            views = self._payload_views(self._payload, bytes_max)
-            return [*views, self._staging[:HEADER_BYTES]] if _length(views) == self._payload_left else views
+            return self._payload_pieces(self._payload, min(self._payload_left, bytes_max))
         if self._header is not None:
             rest = memoryview(self._body)[self._body_have :]
-            return [rest[:bytes_max]]
+            return [rest, self._staging[:TAIL_BYTES]] if len(rest) <= bytes_max else [rest[:bytes_max]]
         if self._begin:
             staged = bytes(self._staging[self._begin : self._end])
             self._begin, self._end = 0, len(staged)
@@ -104,17 +114,20 @@ class Inbox:
         return [self._staging[self._end :]]
 
     def received(self, count: int) -> None:
-        """Take in `count` bytes that went to what `buffers` last gave. Raises FrameError."""
+        """Take in `count` bytes that went to what `pieces` last gave. Raises FrameError."""
+        # While payload or a body is due the staging buffer is empty: they ate it first.
         if self._payload is not None:
             direct = min(count, self._payload_left)
-            # While payload is due the staging buffer is empty: the payload ate it first.
             self._begin, self._end = 0, count - direct
             self._take_payload(direct)
         elif self._header is not None:
-            self._take_body(count)
+            direct = min(count, len(self._body) - self._body_have)
+            self._begin, self._end = 0, count - direct
+            self._take_body(direct)
         else:
             self._end += count
-        self._parse_staged()
+        if self._begin < self._end:
+            self._parse_staged()
 
     def drop(self) -> None:
         """Let go of all memory; nothing is received after this."""
@@ -123,19 +136,24 @@ class Inbox:
 
     def _parse_staged(self) -> None:
         while self._begin < self._end:
-            staged = self._staging[self._begin : self._end]
+            staged_bytes = self._end - self._begin
             if self._payload is not None:
-                count = copy_into(self._payload_views(self._payload, len(staged)), staged)
+                staged = self._staging[self._begin : self._end]
+                count = copy_into(
+                    self._payload_views(self._payload, min(self._payload_left, staged_bytes)), staged
+                )
                 self._begin += count
                 self._take_payload(count)
             elif self._header is not None:
-                count = min(len(staged), len(self._body) - self._body_have)
-                self._body[self._body_have : self._body_have + count] = staged[:count]
+                count = min(staged_bytes, len(self._body) - self._body_have)
+                staged = self._staging[self._begin : self._begin + count]
+                self._body[self._body_have : self._body_have + count] = staged
                 self._begin += count
                 self._take_body(count)
-            elif len(staged) >= HEADER_BYTES:
+            elif staged_bytes >= HEADER_BYTES:
+                at = self._begin
                 self._begin += HEADER_BYTES
-                self._take_header(parse_header(staged[:HEADER_BYTES], self._accepted))
+                self._take_header(parse_header(self._staging[at : self._begin], self._accepted))
             else:
                 return
         self._begin = self._end = 0
@@ -143,7 +161,8 @@ class Inbox:
     def _take_header(self, header: Header) -> None:
         if header.kind != Kind.DATA:
             self._header, self._body, self._body_have = header, bytearray(header.body_bytes), 0
-            self._take_body(0)
+            if not header.body_bytes:
+                self._take_body(0)
             return
         incoming = self._handler.incoming(header.request, header.body_bytes)
         if not 0 < header.body_bytes <= incoming.remaining:
@@ -167,15 +186,24 @@ class Inbox:
             self._payload = None
         self._handler.on_payload(incoming)
 
-    def _payload_views(self, incoming: Incoming, bytes_max: int) -> list[memoryview]:
-        count = min(self._payload_left, bytes_max)
+    def _payload_pieces(self, incoming: Incoming, count: int) -> list[memoryview] | Vectors:
+        cursor = incoming.landing()
+        if cursor is None or not cursor.tabled:
+            views = self._payload_views(incoming, count)
+            if sum(map(len, views)) == self._payload_left:
+                views.append(self._staging[:TAIL_BYTES])
+            return views
+        if self._vectors is None:
+            self._vectors = Vectors()
+        self._vectors.fill(cursor, count)
+        if self._vectors.total_bytes == self._payload_left:
+            self._vectors.add(self._staging_address, TAIL_BYTES)
+        return self._vectors
+
+    def _payload_views(self, incoming: Incoming, count: int) -> list[memoryview]:
         cursor = incoming.landing()
         if cursor is not None:
             return cursor.peek(count, VIEWS_MAX)
         if self._discard is None:
             self._discard = memoryview(bytearray(_DISCARD_BYTES))
         return [self._discard[:count]]
-
-
-def _length(views: list[memoryview]) -> int:
-    return sum(map(len, views))

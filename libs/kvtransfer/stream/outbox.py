@@ -1,9 +1,9 @@
-"""What leaves on a connection: frames and payload of many requests, gathered into batches.
+"""What leaves on a connection: frames and payload of many requests, in batches.
 
-Sans socket: `buffers()` gives what to send next, `sent(n)` says how much went. Payload leaves
-straight from registered memory, at most `turn_bytes` of it is committed to the wire at a time, and
-the requests take turns chunk by chunk. `withdraw` takes back a request's memory at any moment: what
-was promised to the peer but not sent yet goes out as zeros, the connection stays in step.
+Sans socket: `pieces()` gives what to send next, `sent(n)` says how much of it went. A batch is all frames
+that wait and then a chunk of one request's payload, straight from registered memory and at most `turn_bytes`;
+the requests take turns chunk by chunk. `withdraw` takes back a request's memory at any moment: what was
+promised to the peer but not sent yet goes out as zeros, the connection stays in step.
 """
 
 from collections import deque
@@ -12,6 +12,7 @@ from kvtransfer.limits import CHUNK_BYTES_MAX
 from kvtransfer.memory import Cursor
 from kvtransfer.stream.frames import Kind, pack_header
 from kvtransfer.stream.inbox import VIEWS_MAX
+from kvtransfer.stream.vectors import Vectors
 
 _ZEROS = memoryview(bytes(CHUNK_BYTES_MAX))
 
@@ -19,7 +20,7 @@ _ZEROS = memoryview(bytes(CHUNK_BYTES_MAX))
 class Outgoing:
     """One request's way out: an opening frame, if any, and a payload, if any."""
 
-    __slots__ = ("announced", "batched", "cursor", "opening", "request", "withdrawn")
+    __slots__ = ("announced", "batched", "cursor", "opening", "request", "sent_bytes", "withdrawn")
 
     def __init__(self, request: int, opening: bytes, cursor: Cursor | None) -> None:
         self.request = request
@@ -28,14 +29,12 @@ class Outgoing:
         self.announced = not opening
         self.batched = False
         self.withdrawn = False
+        self.sent_bytes = 0
+        """Of its own memory."""
 
     def let_go(self) -> None:
         """Of its memory, for good."""
         self.cursor = None
-
-    def payload_left(self) -> int:
-        """Bytes that are not committed to the wire yet."""
-        return self.cursor.remaining if self.cursor is not None else 0
 
 
 class Outbox:
@@ -45,10 +44,20 @@ class Outbox:
         self._turn_bytes = turn_bytes
         self._frames: deque[bytes] = deque()
         self._queue: deque[Outgoing] = deque()
-        self._views: list[memoryview] = []
-        self._owners: list[Outgoing | None] = []
-        self._at = 0
-        self._flushed: list[Outgoing] = []
+        self._head = memoryview(b"")
+        self._payload: Outgoing | None = None
+        self._chunk_left = 0
+        self._finishing: list[Outgoing] = []
+        self._vectors: Vectors | None = None
+
+    @property
+    def frames_waiting(self) -> int:
+        return len(self._frames)
+
+    @property
+    def payload_follows(self) -> bool:
+        """What `pieces` gave is the head of a batch; its payload comes next."""
+        return self._payload is not None and len(self._head) > 0
 
     def add_frame(self, frame: bytes) -> None:
         """A small frame; goes before all payload that is not committed yet."""
@@ -63,74 +72,70 @@ class Outbox:
         outgoing.let_go()
         if outgoing in self._queue:
             self._queue.remove(outgoing)
-        for index in range(self._at, len(self._views)):
-            if self._owners[index] is outgoing:
-                self._views[index] = _ZEROS[: len(self._views[index])]
-        return 0
+        return outgoing.sent_bytes
 
-    def buffers(self) -> list[memoryview]:
-        """What to send next; empty if there is nothing."""
-        if self._at == len(self._views):
+    def pieces(self) -> list[memoryview] | Vectors:
+        """What to send next, in one system call; an empty list if there is nothing."""
+        if not self._head and self._payload is None:
             self._refill()
-        return self._views[self._at :]
+        payload = self._payload
+        if payload is None:
+            return [self._head] if self._head else []
+        cursor = payload.cursor
+        if cursor is None:
+            return [self._head, _ZEROS[: self._chunk_left]] if self._head else [_ZEROS[: self._chunk_left]]
+        if not cursor.tabled:
+            views = cursor.peek(self._chunk_left, VIEWS_MAX)
+            return [self._head, *views] if self._head else views
+        if self._head:
+            return [self._head]
+        if self._vectors is None:
+            self._vectors = Vectors()
+        self._vectors.fill(cursor, self._chunk_left)
+        return self._vectors
 
     def sent(self, count: int) -> list[Outgoing]:
-        """`count` bytes of `buffers` went out. Returns the requests whose last byte is gone with them."""
-        while count:
-            view = self._views[self._at]
-            if count < len(view):
-                self._views[self._at] = view[count:]
-                break
-            count -= len(view)
-            self._at += 1
-        if self._at < len(self._views):
+        """`count` bytes of `pieces` went out. Returns the requests whose last byte is gone with them."""
+        if self._head:
+            head_bytes = min(count, len(self._head))
+            self._head = self._head[head_bytes:]
+            count -= head_bytes
+        payload = self._payload
+        if payload is not None and count:
+            self._chunk_left -= count
+            if payload.cursor is not None:
+                payload.cursor.advance(count)
+                payload.sent_bytes += count
+        if self._head or self._chunk_left:
             return []
-        self._clear_batch()
-        flushed, self._flushed = self._flushed, []
-        return [outgoing for outgoing in flushed if not outgoing.withdrawn]
+        self._payload = None
+        if payload is not None and not payload.batched and not payload.withdrawn:
+            self._queue.append(payload)
+        finished, self._finishing = self._finishing, []
+        return [outgoing for outgoing in finished if not outgoing.withdrawn]
 
     def drop(self) -> None:
         """Forget everything and let go of the memory."""
-        self._clear_batch()
+        self._head, self._payload, self._chunk_left = memoryview(b""), None, 0
         self._frames.clear()
         self._queue.clear()
-        self._flushed.clear()
-
-    def _clear_batch(self) -> None:
-        self._views, self._owners, self._at = [], [], 0
+        self._finishing.clear()
 
     def _refill(self) -> None:
-        self._clear_batch()
-        left = self._turn_bytes
-        while self._frames and left > 0 and len(self._views) < VIEWS_MAX:
-            left -= self._push(self._frames.popleft())
-        while self._queue and left > 0 and len(self._views) < VIEWS_MAX:
+        """The next batch: all frames, then requests up to the first one with a payload."""
+        heads = list(self._frames)
+        self._frames.clear()
+        while self._queue and self._payload is None:
             outgoing = self._queue.popleft()
             if outgoing.opening:
-                left -= self._push(outgoing.opening)
+                heads.append(outgoing.opening)
                 outgoing.opening, outgoing.announced = b"", True
-            left -= self._push_chunk(outgoing, left)
-            if outgoing.payload_left():
-                self._queue.append(outgoing)
-            else:
+            left = outgoing.cursor.remaining if outgoing.cursor is not None else 0
+            count = min(left, self._turn_bytes)
+            if count:
+                heads.append(pack_header(Kind.DATA, count, outgoing.request))
+                self._payload, self._chunk_left = outgoing, count
+            if count == left:
                 outgoing.batched = True
-                self._flushed.append(outgoing)
-
-    def _push(self, frame: bytes) -> int:
-        self._views.append(memoryview(frame))
-        self._owners.append(None)
-        return len(frame)
-
-    def _push_chunk(self, outgoing: Outgoing, bytes_max: int) -> int:
-        cursor = outgoing.cursor
-        if cursor is None or bytes_max <= 0:
-            return 0
-        views = cursor.peek(bytes_max, max(1, VIEWS_MAX - len(self._views)))
-        count = sum(map(len, views))
-        if count == 0:
-            return 0
-        self._push(pack_header(Kind.DATA, count, outgoing.request))
-        self._views.extend(views)
-        self._owners.extend([outgoing] * len(views))
-        cursor.advance(count)
-        return count
+                self._finishing.append(outgoing)
+        self._head = memoryview(b"".join(heads))

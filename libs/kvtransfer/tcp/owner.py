@@ -24,8 +24,8 @@ from kvtransfer.verification import GrantedDigests
 OWNER_ACCEPTS = frames.accepts(Kind.WRITE, Kind.READ, Kind.DATA, Kind.ABORT)
 """What an owner receives."""
 
-_OPEN_PER_SERVED = 2
-"""Requests on the table for each that may be served; a caller with more of them refused is cut off."""
+REFUSED_OPEN_MAX = 4096
+"""Refused writes whose payload is still to come; a caller with more of them is cut off."""
 
 _REVOKED = "the grant was revoked"
 _log = logging.getLogger(__name__)
@@ -119,9 +119,8 @@ class OwnerSession:
     def _open(self, header: Header) -> int:
         if header.request <= self._last_request:
             raise FrameError(f"request {header.request} after {self._last_request}: numbers must grow")
-        served_max = self._context.limits.transfers_served_max
-        if len(self._incoming) + len(self._serving) >= _OPEN_PER_SERVED * served_max:
-            raise FrameError(f"{_OPEN_PER_SERVED * served_max} requests are open and more come")
+        if len(self._incoming) - len(self._serving) >= REFUSED_OPEN_MAX:
+            raise FrameError(f"{REFUSED_OPEN_MAX} refused writes are open and more requests come")
         self._last_request = header.request
         return header.request
 

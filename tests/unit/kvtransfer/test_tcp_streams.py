@@ -2,7 +2,10 @@
 
 import itertools
 import random
+import socket
 import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,15 +15,17 @@ from hypothesis import strategies as st
 
 from kvtransfer import Access, FrameError, Region
 from kvtransfer.grants import GrantTable
-from kvtransfer.memory import Cursor, checked_ranges, copy_into
+from kvtransfer.memory import FEW_RANGES, Cursor, checked_ranges, copy_into
 from kvtransfer.stream import frames
 from kvtransfer.stream.frames import Header, Kind, TransferRequest
 from kvtransfer.stream.inbox import STAGING_BYTES, Inbox, Incoming
 from kvtransfer.stream.outbox import Outbox, Outgoing
+from kvtransfer.stream.vectors import Vectors
 
 pytestmark = pytest.mark.unit
 
 SIZE = 4000
+PIPE_BYTES = 100_000
 KINDS = frames.accepts(Kind.DATA, Kind.ERROR, Kind.DONE)
 
 
@@ -47,13 +52,36 @@ def deliver(inbox: Inbox, data: bytes, turn_bytes: int, cuts: random.Random | No
     """Hand `data` over as a socket would: as much at once as the buffers take, or less."""
     rest = memoryview(data)
     while rest:
-        offered = inbox.buffers(turn_bytes)
-        assert all(len(view) for view in offered)
-        room = min(sum(map(len, offered)), len(rest))
+        offered = inbox.pieces(turn_bytes)
+        room = offered.total_bytes if isinstance(offered, Vectors) else sum(map(len, offered))
+        assert room
+        room = min(room, len(rest), PIPE_BYTES)
         count = room if cuts is None else cuts.randint(1, room)
-        copy_into(offered, rest[:count])
+        if isinstance(offered, Vectors):
+            with piped() as (reader, writer):
+                writer.send(rest[:count])
+                assert offered.receive(reader.fileno()) == count
+        else:
+            assert all(len(view) for view in offered)
+            copy_into(offered, rest[:count])
         inbox.received(count)
         rest = rest[count:]
+
+
+def gathered(pieces: list[memoryview] | Vectors) -> bytes:
+    """What would be sent."""
+    if isinstance(pieces, Vectors):
+        with piped() as (reader, writer):
+            assert pieces.send(writer.fileno()) == pieces.total_bytes
+            return reader.recv(PIPE_BYTES)
+    return b"".join(pieces)
+
+
+@contextmanager
+def piped() -> Iterator[tuple[socket.socket, socket.socket]]:
+    reader, writer = socket.socketpair()
+    with reader, writer:
+        yield reader, writer
 
 
 @dataclass
@@ -74,7 +102,7 @@ class Transfer:
 
 def _cut(draw: st.DrawFn, total: int) -> np.ndarray:
     """`total` bytes as ranges that do not overlap, in random order."""
-    marks = sorted({0, total, *draw(st.lists(st.integers(0, total), max_size=6))})
+    marks = sorted({0, total, *draw(st.lists(st.integers(0, total), max_size=6 * FEW_RANGES))})
     pieces = [(begin, end - begin) for begin, end in itertools.pairwise(marks)]
     shift = draw(st.integers(0, SIZE - total))
     return checked_ranges([(shift + at, n) for at, n in draw(st.permutations(pieces))], SIZE, "ranges")
@@ -104,8 +132,8 @@ def test_whatever_the_cuts_and_withdrawals_the_right_bytes_land(
         outbox.add(outgoings[request])
     completed: set[int] = set()
     withdrawn: set[int] = set()
-    while buffers := outbox.buffers():
-        wire = b"".join(buffers)
+    while pieces := outbox.pieces():
+        wire = gathered(pieces)
         count = chance.randint(1, len(wire))
         completed |= {outgoing.request for outgoing in outbox.sent(count)}
         deliver(inbox, wire[:count], turn_bytes, chance)
@@ -175,9 +203,10 @@ def test_requests_take_turns() -> None:
     for request in (1, 2):
         outbox.add(Outgoing(request, b"", Cursor(memory, checked_ranges([(0, 300)], 1000, "ranges"))))
     order = []
-    while buffers := outbox.buffers():
-        order.append(frames.parse_header(memoryview(bytes(buffers[0])), KINDS).request)
-        outbox.sent(sum(map(len, buffers)))
+    while pieces := outbox.pieces():
+        wire = gathered(pieces)
+        order.append(frames.parse_header(memoryview(wire)[: frames.HEADER_BYTES], KINDS).request)
+        outbox.sent(len(wire))
     assert order == [1, 2, 1, 2, 1, 2]
 
 

@@ -1,0 +1,228 @@
+"""The tcp transport below the endpoint: tags, digests, what an error says of the bytes."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import pytest
+from tests.support.eventually import eventually
+from tests.support.transfer import no_leaks, pattern
+
+from kvtransfer import Access, GrantError, Limits, Region, TransferError
+from kvtransfer import verification as digests
+from kvtransfer.errors import ArrivalError, ChecksumError
+from kvtransfer.grants import Arrival, Grant, GrantTable
+from kvtransfer.kinds import TransportKind
+from kvtransfer.memory import Ranges, checked_ranges
+from kvtransfer.statistics import Statistics, TransferCounters
+from kvtransfer.tcp.transport import TcpTransport
+from kvtransfer.transport import Address, Call, Link, LocalMemory, TransportContext
+
+pytestmark = pytest.mark.unit
+
+MIB = 1 << 20
+SIZE = 8 * MIB
+SECRET = b"a secret of a cluster"
+TIMEOUT_S = 10.0
+
+
+@dataclass
+class End:
+    """A transport with one region of SIZE bytes."""
+
+    context: TransportContext
+    transport: TcpTransport
+    memory: np.ndarray
+    address: Address
+    arrivals: list[Arrival] = field(default_factory=list)
+
+    @classmethod
+    async def start(cls, name: str, memory: np.ndarray, limits: Limits) -> "End":
+        context = TransportContext(name, SECRET, limits, GrantTable(100), Statistics())
+        transport = TcpTransport(context, "127.0.0.1", 0, "127.0.0.1")
+        return cls(context, transport, memory, await transport.start())
+
+    def grant(
+        self,
+        access: Access = Access.WRITE,
+        on_arrival: Callable[[Arrival], None] | None = None,
+        ranges: object = ((0, SIZE),),
+    ) -> Grant:
+        region = Region(1, self.memory)
+        return self.context.grants.issue(region, ranges, "near", 1, access, on_arrival)
+
+    async def revoke(self, grant: Grant) -> None:
+        self.context.grants.revoke(grant)
+        await self.transport.quiesce(grant)
+
+    def call(self, token: str, ranges: object = ((0, SIZE),), remote: object = None) -> Call:
+        local = checked(ranges)
+        payload_bytes = int(local[:, 1].sum())
+        there = local if remote is None else checked(remote)
+        return Call(LocalMemory(Region(1, self.memory), local, payload_bytes), token, there)
+
+    def served(self) -> TransferCounters:
+        return self.context.statistics.of("near", TransportKind.TCP)
+
+
+def checked(ranges: object) -> Ranges:
+    return checked_ranges(ranges, SIZE, "ranges")
+
+
+LIMITS = Limits(turn_bytes=256 << 10)
+
+
+@pytest.fixture
+async def near() -> AsyncIterator[End]:
+    """Has a pattern; the one that calls."""
+    async with no_leaks():
+        end = await End.start("near", pattern(SIZE), LIMITS)
+        yield end
+        await end.transport.close()
+
+
+@pytest.fixture
+async def far(near: End) -> AsyncIterator[End]:
+    """Has zeros; the owner."""
+    end = await End.start("far", np.zeros(SIZE, np.uint8), LIMITS)
+    yield end
+    await end.transport.close()
+
+
+@pytest.fixture
+async def link(near: End, far: End) -> AsyncIterator[Link]:
+    made = await near.transport.dial(far.address, "far")
+    yield made
+    made.close()
+
+
+SMALL = ((10, 1000),)
+LARGE = ((0, 4 * MIB), (5 * MIB, MIB))
+assert digests.INLINE_BYTES_MAX < 5 * MIB
+
+
+@pytest.mark.parametrize("verify", [False, True])
+@pytest.mark.parametrize("ranges", [(), SMALL, LARGE])
+async def test_a_tag_arrives_once_after_the_bytes_and_before_the_end_of_the_call(
+    near: End, far: End, link: Link, ranges: object, verify: bool
+) -> None:
+    seen: list[tuple[Arrival, bool]] = []
+
+    def on_arrival(arrival: Arrival) -> None:
+        equal = all(
+            np.array_equal(far.memory[at : at + length], near.memory[at : at + length])
+            for at, length in checked(ranges).tolist()
+        )
+        seen.append((arrival, equal))
+
+    grant = far.grant(on_arrival=on_arrival)
+    call = replace(near.call(grant.token, ranges), tag=b"t" * 256, verify=verify)
+    await link.write(call)
+    assert seen == [(Arrival(grant, b"t" * 256, call.memory.payload_bytes), True)]
+    await link.write(near.call(grant.token, SMALL))
+    assert len(seen) == 1
+    assert far.served().served_writes >= 2
+
+
+async def test_a_tag_without_a_taker_is_refused_before_a_byte_lands(near: End, far: End, link: Link) -> None:
+    grant = far.grant()
+    with pytest.raises(GrantError, match="no tags") as raised:
+        await link.write(replace(near.call(grant.token), tag=b"tag"))
+    assert raised.value.landed == ()
+    assert not far.memory.any()
+    await link.write(near.call(grant.token))
+
+
+async def test_a_taker_that_fails_fails_that_write_only(
+    near: End, far: End, link: Link, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(arrival: Arrival) -> None:
+        raise KeyError("no such request")
+
+    grant = far.grant(on_arrival=fail)
+    other = asyncio.create_task(link.write(near.call(far.grant().token, LARGE)))
+    with caplog.at_level(logging.ERROR), pytest.raises(ArrivalError) as raised:
+        await link.write(replace(near.call(grant.token, SMALL), tag=b"tag"))
+    assert "no such request" in caplog.text
+    assert raised.value.landed == ((0, 1000),)
+    await other
+    assert not link.closed
+    assert far.served().served_failures == 1
+
+
+@pytest.mark.parametrize("ranges", [SMALL, LARGE])
+async def test_bytes_that_change_on_the_way_are_noticed(
+    near: End, far: End, link: Link, ranges: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The source changes between its digest and its way out, as a defect of the network would do it."""
+    arrivals: list[Arrival] = []
+    write = far.grant(on_arrival=arrivals.append)
+    read = far.grant(Access.READ)
+    monkeypatch.setattr("kvtransfer.tcp.caller.digest", _digest_then_spoil(near.memory))
+    with pytest.raises(ChecksumError) as raised:
+        await link.write(replace(near.call(write.token, ranges), tag=b"tag", verify=True))
+    assert raised.value.retryable
+    assert arrivals == []
+    with pytest.raises(ChecksumError):
+        await link.read(replace(near.call(read.token, ranges), verify=True))
+    monkeypatch.undo()
+    await link.write(replace(near.call(write.token, ranges), tag=b"tag", verify=True))
+    await link.read(replace(near.call(read.token, ranges), verify=True))
+    assert len(arrivals) == 1
+
+
+def _digest_then_spoil(memory: np.ndarray) -> object:
+    async def digest(view: memoryview, ranges: Ranges) -> bytes:
+        found = bytearray(await digests.digest(view, ranges))
+        memory[ranges[0, 0]] ^= 255
+        found[0] ^= 255
+        return bytes(found)
+
+    return digest
+
+
+async def test_a_grant_revoked_while_the_digest_is_made_gets_no_tag(
+    near: End, far: End, link: Link, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started, go_on = asyncio.Event(), asyncio.Event()
+    real = digests._digest_then
+
+    async def slow(cursor: object, then: Callable[[bytes], None]) -> None:
+        started.set()
+        await go_on.wait()
+        await real(cursor, then)
+
+    monkeypatch.setattr(digests, "_digest_then", slow)
+    grant = far.grant(on_arrival=far.arrivals.append)
+    writing = asyncio.create_task(link.write(replace(near.call(grant.token, LARGE), tag=b"tag", verify=True)))
+    async with asyncio.timeout(TIMEOUT_S):
+        await started.wait()
+        revoking = asyncio.create_task(far.revoke(grant))
+        with pytest.raises(GrantError) as raised:
+            await writing
+        assert not revoking.done()  # the memory is still read
+        go_on.set()
+        await revoking
+    assert raised.value.landed == ((0, 5 * MIB),)
+    assert far.arrivals == []
+
+
+@pytest.mark.parametrize("access", [Access.WRITE, Access.READ])
+async def test_an_error_says_what_landed(near: End, far: End, link: Link, access: Access) -> None:
+    """The stretch that it names is there; a revoke half-way leaves neither nothing nor all."""
+    source, target = (near, far) if access is Access.WRITE else (far, near)
+    source.memory[:] = pattern(SIZE, seed=5)
+    target.memory[:] = 0
+    grant = far.grant(access)
+    move = link.write if access is Access.WRITE else link.read
+    moving = asyncio.create_task(move(near.call(grant.token)))
+    await eventually(lambda: target.memory[MIB] != 0)
+    await far.revoke(grant)
+    with pytest.raises(TransferError) as raised:
+        await moving
+    ((start, count),) = raised.value.landed
+    assert start == 0
+    assert MIB < count < SIZE
+    assert np.array_equal(target.memory[:count], source.memory[:count])
