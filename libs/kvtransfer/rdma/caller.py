@@ -1,0 +1,404 @@
+"""The side of a link that calls: announces its requests, moves their bytes itself, and tells when it is done.
+
+Implements `transport.Link`. The owner answers a request with keys; from then on the owner's processor has no
+part in it, until the immediates that end a write. A call ends only when no work request of its own is
+outstanding: one that is given up is drained, and if that takes too long the whole link is closed, which
+destroys the queue pairs.
+"""
+
+import asyncio
+import copy
+import socket
+import time
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import accumulate
+
+import numpy as np
+
+from kvtransfer.errors import (
+    ChecksumError,
+    FrameError,
+    GrantError,
+    PeerLostError,
+    TransferError,
+    TransportUnfit,
+)
+from kvtransfer.kinds import TransportKind
+from kvtransfer.limits import Limits
+from kvtransfer.rdma import frames as own
+from kvtransfer.rdma.devices import OpenDevice
+from kvtransfer.rdma.frames import OWN_BODY_BYTES_MAX, LaneEnd, RdmaKind
+from kvtransfer.rdma.lane import Lane
+from kvtransfer.rdma.lane_cut import LaneCut, lane_cut
+from kvtransfer.rdma.meeting import LaneInMaking, caller_lane, connect_caller_lane
+from kvtransfer.rdma.pending import Pending
+from kvtransfer.rdma.registrations import PieceKeys, Registrations
+from kvtransfer.rdma.verbs import Columns, SendRing
+from kvtransfer.rdma.work import WORK_BYTES_MAX, WorkPlan, pieces_of, planned
+from kvtransfer.stream import frames
+from kvtransfer.stream.connection import Connection
+from kvtransfer.stream.frames import Header, Kind, TransferRequest
+from kvtransfer.stream.inbox import Incoming
+from kvtransfer.stream.outbox import Outgoing
+from kvtransfer.transport import Call
+from kvtransfer.verification import digest
+
+CALLER_ACCEPTS = frames.accepts(
+    Kind.DONE,
+    Kind.ERROR,
+    own={kind: OWN_BODY_BYTES_MAX[kind] for kind in (RdmaKind.LANES, RdmaKind.GO, RdmaKind.RESET)},
+)
+_PENDING_PER_IN_FLIGHT = 4
+"""Pending requests for each that may be in flight; more abandoned ones mean that the peer stalls."""
+_CHAIN_BYTES_MAX = 512 << 10
+"""Posted at once: a software device copies while it is posted."""
+_POST_S_MAX = 0.002
+"""Posting goes on for this long before the loop gets its turn."""
+_PROBE_S_MAX = 2.0
+"""A lane whose first operation takes longer is given up, if another one works."""
+_DRAIN_S_MAX = 0.5
+"""A call that is given up waits this long for its work requests; then the link is closed."""
+_RESET_WAIT_S = 0.2
+"""A queue pair fails when the owner takes its end away: the RESET that says why is waited for so long."""
+
+
+class RdmaLink:
+    """Our requests to one peer. Owns the socket that it is given, and its lanes."""
+
+    kind = TransportKind.RDMA
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        peer: str,
+        limits: Limits,
+        devices: Sequence[OpenDevice],
+        registrations: Registrations,
+        ring: SendRing,
+    ) -> None:
+        self.peer = peer
+        self._connection = Connection(sock, peer, self, CALLER_ACCEPTS, limits.turn_bytes)
+        self._limits = limits
+        self._opened = devices
+        self._registrations = registrations
+        self._ring = ring
+        self._making: list[LaneInMaking] = []
+        self._lanes: list[Lane] = []
+        self._devices: list[int] = []
+        self._answer: asyncio.Future[list[LaneEnd]] | None = None
+        self._pending: dict[int, Pending] = {}
+        self._last_request = 0
+        self._failing: asyncio.TimerHandle | None = None
+
+    @property
+    def closed(self) -> bool:
+        return self._connection.closed
+
+    @property
+    def lanes(self) -> Sequence[Lane]:
+        """For statistics: `posted_bytes` of each."""
+        return self._lanes
+
+    async def establish(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Meet the owner's queue pairs, one for each pair (our device, its device).
+
+        Raises PeerLostError if no lane works, FrameError; the caller bounds the time and closes the link.
+        """
+        self._connection.start()
+        try:
+            for ours, theirs in pairs:
+                # Of a caller's queue pair only completions of its own come: no immediates.
+                made = caller_lane(
+                    self._opened[ours], ours, theirs, self._ring, lambda _: None, self._lane_failed
+                )
+                self._making.append(made)
+            self._answer = asyncio.get_running_loop().create_future()
+            self._connection.send_frame(own.pack_lanes([made.end for made in self._making]))
+            answers = await self._answer
+            for made, theirs_end in zip(self._making, answers, strict=True):
+                connect_caller_lane(self._opened[made.device], made, theirs_end)
+        except (OSError, ValueError) as error:
+            raise PeerLostError(f"no queue pair to {self.peer}: {error}") from error
+        await self._probe()
+
+    async def write(self, call: Call) -> None:
+        source = call.memory
+        sent = await digest(source.region.view, source.ranges) if call.verify else b""
+        await self._call(Kind.WRITE, call, sent)
+
+    async def read(self, call: Call) -> None:
+        target = call.memory
+        pending = await self._call(Kind.READ, call, b"")
+        if call.verify and pending.digest != await digest(target.region.view, target.ranges):
+            raise ChecksumError(f"what {self.peer} has is not what arrived")
+
+    def close_if_stalled(self) -> None:
+        progress_at_s = max([self._connection.progress_at_s, *(lane.progress_at_s for lane in self._lanes)])
+        silent_s = time.monotonic() - progress_at_s
+        if silent_s >= self._limits.stall_s_max:
+            self._connection.close(PeerLostError(f"{self.peer} stalls for {silent_s:.1f} s"))
+
+    def close(self) -> None:
+        self._connection.close(PeerLostError(f"the connection to {self.peer} was closed"))
+
+    def incoming(self, request: int, count: int) -> Incoming:
+        raise FrameError("a DATA frame on an rdma link")
+
+    def on_payload(self, incoming: Incoming) -> None:
+        """There is none."""
+
+    def on_sent(self, outgoing: Outgoing) -> None:
+        """There is none."""
+
+    def on_frame(self, header: Header, body: bytearray) -> None:
+        match header.kind:
+            case RdmaKind.LANES:
+                self._on_lanes(own.parse_lanes(body))
+            case RdmaKind.RESET:
+                self._on_reset(own.parse_reset(body))
+            case RdmaKind.GO:
+                self._on_go(self._of(header), body)
+            case Kind.DONE:
+                self._on_done(self._of(header), body)
+            case _:
+                self._on_error(self._of(header), frames.parse_error(body))
+
+    def on_closed(self, error: TransferError) -> None:
+        """The lanes first: when a call learns of the end, no device touches its memory any more."""
+        if self._failing is not None:
+            self._failing.cancel()
+        for made in self._making:
+            made.lane.close(error)
+        if self._answer is not None and not self._answer.done():
+            self._answer.set_exception(error)
+        pending, self._pending = self._pending, {}
+        for entry in pending.values():
+            entry.error = entry.error or error
+            entry.answered()
+
+    # What the owner says.
+
+    def _on_lanes(self, ends: list[LaneEnd]) -> None:
+        if self._answer is None or self._answer.done() or len(ends) != len(self._making):
+            raise FrameError("LANES that do not answer ours")
+        self._answer.set_result(ends)
+
+    def _on_go(self, pending: Pending, body: bytearray) -> None:
+        if pending.keys is not None or not pending.cut.payload_bytes:
+            raise FrameError(f"GO for request {pending.request}, which has it or needs none")
+        pending.keys = own.parse_go(body, pending.cut.lanes)
+        pending.answered()
+
+    def _on_done(self, pending: Pending, body: bytearray) -> None:
+        done_bytes, pending.digest = frames.parse_done(body)
+        early = not pending.posted_whole and not pending.abandoned
+        if done_bytes != pending.cut.payload_bytes or early:
+            raise FrameError(f"{self.peer} says DONE before it is")
+        del self._pending[pending.request]
+        pending.finished = True
+        pending.answered()
+
+    def _on_error(self, pending: Pending, error: TransferError) -> None:
+        if pending.posted and not pending.posted_whole and not pending.abandoned:
+            raise FrameError(f"{self.peer} refuses request {pending.request} after it gave its keys")
+        del self._pending[pending.request]
+        pending.error = error
+        pending.answered()
+
+    def _on_reset(self, requests: frozenset[int]) -> None:
+        for request in requests:
+            pending = self._pending.get(request)
+            if pending is not None:
+                pending.error = GrantError("the grant was revoked")
+        self._connection.close(PeerLostError(f"{self.peer} made the link anew: a grant was revoked in use"))
+
+    def _of(self, header: Header) -> Pending:
+        pending = self._pending.get(header.request)
+        if pending is None:
+            raise FrameError(f"answer to request {header.request}, which is not pending")
+        return pending
+
+    # The lanes.
+
+    async def _probe(self) -> None:
+        """A WRITE of no bytes on each lane: it needs the path both ways, and touches nothing."""
+        nothing = Columns([0], [0], [0], [0], [0])
+        waits = []
+        for made in self._making:
+            made.lane.write(nothing, None)
+            waits.append(asyncio.create_task(made.lane.completed(1)))
+        try:
+            await asyncio.wait(waits, timeout=_PROBE_S_MAX)
+        finally:
+            usable = [wait.done() and wait.exception() is None for wait in waits]
+            for wait in waits:
+                wait.cancel()
+        self._take_usable(usable)
+
+    def _take_usable(self, usable: list[bool]) -> None:
+        given_up = PeerLostError(f"a lane to {self.peer} does not work")
+        for made, works in zip(self._making, usable, strict=True):
+            if not works:
+                made.lane.close(given_up)
+        self._making = [made for made, works in zip(self._making, usable, strict=True) if works]
+        if not self._making:
+            raise PeerLostError(f"no lane to {self.peer} works")
+        self._lanes = [made.lane for made in self._making]
+        self._devices = [made.device for made in self._making]
+        self._connection.send_frame(own.pack_ready(usable))
+
+    def _lane_failed(self, reason: str) -> None:
+        if not self._lanes or self._failing is not None:
+            return  # a probe's failure is seen by the probe
+        error = PeerLostError(f"a lane to {self.peer} failed: {reason}")
+        self._failing = asyncio.get_running_loop().call_later(_RESET_WAIT_S, self._connection.close, error)
+
+    # A call.
+
+    async def _call(self, kind: Kind, call: Call, sent: bytes) -> Pending:
+        memory = call.memory
+        cut = lane_cut(memory.payload_bytes, len(self._lanes))
+        local = await self._registered(call, cut.lanes)
+        pending = self._next_pending(cut, kind is Kind.WRITE)
+        wanted = TransferRequest(call.token, call.remote, memory.payload_bytes, call.tag, sent, call.verify)
+        if not self._pending:
+            self._connection.await_progress()
+        self._pending[pending.request] = pending
+        self._connection.send_frame(frames.pack_request(kind, pending.request, wanted))
+        try:
+            if memory.payload_bytes:
+                await self._move(pending, call, local)
+            if pending.is_write or call.verify or not memory.payload_bytes:
+                await pending.until(lambda: pending.finished)
+        except TransferError as error:
+            raise self._told(pending, error) from error
+        except BaseException:
+            await self._abandon(pending)
+            raise
+        return pending
+
+    async def _registered(self, call: Call, lanes: int) -> PieceKeys | None:
+        if not call.memory.payload_bytes:
+            return None
+        region, pieces = call.memory.region, pieces_of(call.memory.ranges)
+        devices = self._devices[:lanes]
+        known = self._registrations.known(region, pieces, devices)
+        if known is not None:
+            return known
+        try:
+            return await self._registrations.make(region, pieces, devices)
+        except OSError as error:
+            raise TransportUnfit(f"memory cannot be registered for rdma: {error}") from error
+
+    def _next_pending(self, cut: LaneCut, is_write: bool) -> Pending:
+        pending_max = _PENDING_PER_IN_FLIGHT * self._limits.transfers_in_flight_max
+        if len(self._pending) >= pending_max or self._last_request == own.REQUEST_NUMBER_MAX:
+            self._connection.close(PeerLostError(f"{self.peer} left {len(self._pending)} requests open"))
+        if self._connection.closed:
+            raise PeerLostError(f"the connection to {self.peer} is closed")
+        self._last_request += 1
+        return Pending(self._last_request, cut, is_write)
+
+    async def _move(self, pending: Pending, call: Call, local: PieceKeys | None) -> None:
+        """All bytes of the call, over all lanes of its cut; returns when no work request is outstanding."""
+        await pending.until(lambda: pending.keys is not None)
+        assert local is not None
+        assert pending.keys is not None
+        try:
+            plan = planned(call.memory.ranges, call.remote, pending.keys, pending.cut, WORK_BYTES_MAX)
+        except FrameError as error:
+            self._connection.close(error)
+            raise
+        posting = [
+            asyncio.create_task(self._post(pending, plan, local, lane)) for lane in range(pending.cut.lanes)
+        ]
+        try:
+            await asyncio.gather(*posting)
+        finally:
+            for task in posting:
+                task.cancel()
+        if not pending.is_write:
+            self._connection.send_frame(own.pack_fin(pending.request))
+            if not call.verify:
+                del self._pending[pending.request]
+                pending.finished = True
+
+    async def _post(self, pending: Pending, plan: WorkPlan, local: PieceKeys, number: int) -> None:
+        """One lane's parts, part after part, and the completion of the last one."""
+        lane = self._lanes[number]
+        for part in pending.cut.parts_of(number):
+            columns = _columns(plan, plan.of_part(part), local, pending, number)
+            await self._post_part(pending, columns, lane, part)
+        await lane.completed(pending.posted[lane])
+
+    async def _post_part(self, pending: Pending, columns: Columns, lane: Lane, part: int) -> None:
+        reached = list(accumulate(columns.lengths, initial=0))
+        total, at = len(columns.lengths), 0
+        begin_s = time.monotonic()
+        while at < total:
+            async with lane.turn:
+                room = min(await lane.room(), self._ring.size)
+                fitting = bisect_right(reached, reached[at] + _CHAIN_BYTES_MAX) - 1
+                end = max(at + 1, min(at + room, fitting))
+                chain = Columns(*(column[at:end] for column in columns))
+                last = end == total
+                try:
+                    if pending.is_write:
+                        posted = lane.write(chain, pending.request if last else None)
+                    else:
+                        posted = lane.read(chain)
+                except OSError as error:
+                    lost = PeerLostError(f"a lane to {self.peer} takes no work: {error}")
+                    self._connection.close(lost)
+                    raise lost from error
+            pending.posted[lane] = posted
+            at = end
+            if time.monotonic() - begin_s >= _POST_S_MAX:
+                await asyncio.sleep(0)
+                begin_s = time.monotonic()
+        pending.part_ends.append((lane, pending.posted[lane], part))
+
+    def _told(self, pending: Pending, error: TransferError) -> TransferError:
+        """The call's own error: the owner's word for this request if there is one, with what landed."""
+        told = copy.copy(pending.error or error)
+        told.landed = told.landed or pending.landed()
+        return told
+
+    async def _abandon(self, pending: Pending) -> None:
+        """The caller gave up. Its memory is untouched afterwards; the owner learns of it."""
+        try:
+            await self._drain(pending)
+        except BaseException:
+            self._connection.close(PeerLostError(f"a call to {self.peer} was given up twice"))
+            raise
+        if self._pending.get(pending.request) is pending:
+            pending.abandoned = True
+            self._connection.send_frame(frames.pack_abort(pending.request))
+
+    async def _drain(self, pending: Pending) -> None:
+        outstanding = [(lane, number) for lane, number in pending.posted.items() if number > lane.retired]
+        if not outstanding:
+            return
+        try:
+            async with asyncio.timeout(_DRAIN_S_MAX):
+                for lane, number in outstanding:
+                    await lane.completed(number)
+        except TimeoutError:
+            # Destroys the queue pairs: from here on no device touches the memory.
+            self._connection.close(PeerLostError(f"{self.peer} did not take what a call had under way"))
+        except TransferError:
+            return  # the link is closed, so are the lanes
+
+
+def _columns(plan: WorkPlan, rows: slice, local: PieceKeys, pending: Pending, lane: int) -> Columns:
+    keys = pending.keys
+    assert keys is not None
+    piece_rows = np.searchsorted(local.pieces, plan.pieces[rows])
+    return Columns(
+        (plan.local_offsets[rows] + local.base_address).tolist(),
+        plan.lengths[rows].tolist(),
+        local.local[piece_rows, lane].tolist(),
+        (plan.remote_offsets[rows] + keys.base_address).tolist(),
+        keys.keys[plan.stretches[rows], lane].tolist(),
+    )

@@ -1,0 +1,105 @@
+"""How the queue pairs of a link come to know each other: each side's half of the LANES exchange."""
+
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kvtransfer.errors import FrameError
+from kvtransfer.rdma import ports
+from kvtransfer.rdma.devices import OpenDevice
+from kvtransfer.rdma.frames import LaneEnd
+from kvtransfer.rdma.lane import RECEIVES_MAX, SENDS_MAX, Lane
+from kvtransfer.rdma.verbs import Path, QueuePair, SendRing
+
+_READS_MAX = 16
+"""READs that one queue pair makes, or serves, at once; a device may allow fewer."""
+_PACKET_NUMBER_BITS = 24
+
+
+@dataclass(slots=True)
+class LaneInMaking:
+    """Our end of a lane, and what the other side must know of it."""
+
+    lane: Lane
+    device: int
+    end: LaneEnd
+
+
+def caller_lane(
+    opened: OpenDevice,
+    device: int,
+    their_device: int,
+    ring: SendRing,
+    on_immediate: Callable[[int], None],
+    on_failure: Callable[[str], None],
+) -> LaneInMaking:
+    """The caller's end on our device number `device`, to meet the owner's `their_device`. Raises OSError."""
+    pair = QueuePair(opened.device, SENDS_MAX, 1)
+    reads_max = min(_READS_MAX, opened.device.limits.reads_made_max)
+    end = _end(opened, pair, their_device, opened.facts.mtu_bytes, reads_max)
+    return LaneInMaking(Lane(pair, ring, on_immediate, on_failure), device, end)
+
+
+def owner_lane(
+    opened: OpenDevice,
+    device: int,
+    theirs: LaneEnd,
+    ring: SendRing,
+    on_immediate: Callable[[int], None],
+    on_failure: Callable[[str], None],
+) -> LaneInMaking:
+    """The owner's end, connected to the caller's. Raises OSError."""
+    pair = QueuePair(opened.device, 1, RECEIVES_MAX)
+    mtu_bytes = ports.path_mtu_bytes(opened.facts.mtu_bytes, theirs.mtu_bytes)
+    reads_max = min(_READS_MAX, opened.device.limits.reads_served_max, theirs.reads_max)
+    end = _end(opened, pair, theirs.device, mtu_bytes, reads_max)
+    pair.connect(_path(opened, end, theirs, mtu_bytes, reads_made_max=1, reads_served_max=reads_max))
+    lane = Lane(pair, ring, on_immediate, on_failure)
+    lane.start(RECEIVES_MAX)
+    return LaneInMaking(lane, device, end)
+
+
+def connect_caller_lane(opened: OpenDevice, ours: LaneInMaking, theirs: LaneEnd) -> None:
+    """The caller's end, connected to what the owner answered. Raises OSError, FrameError."""
+    if theirs.device != ours.end.device:
+        raise FrameError(f"a lane to device {ours.end.device} was answered by device {theirs.device}")
+    mtu_bytes = ports.path_mtu_bytes(opened.facts.mtu_bytes, theirs.mtu_bytes)
+    reads_made_max = min(ours.end.reads_max, theirs.reads_max)
+    ours.lane.pair.connect(
+        _path(opened, ours.end, theirs, mtu_bytes, reads_made_max=reads_made_max, reads_served_max=1)
+    )
+    ours.lane.start(0)
+
+
+def _end(opened: OpenDevice, pair: QueuePair, device: int, mtu_bytes: int, reads_max: int) -> LaneEnd:
+    return LaneEnd(
+        device=device,
+        gid=opened.facts.gid.text,
+        number=pair.number,
+        first_packet=secrets.randbits(_PACKET_NUMBER_BITS),
+        lid=opened.facts.lid,
+        mtu_bytes=mtu_bytes,
+        reads_max=reads_max,
+    )
+
+
+def _path(
+    opened: OpenDevice,
+    ours: LaneEnd,
+    theirs: LaneEnd,
+    mtu_bytes: int,
+    *,
+    reads_made_max: int,
+    reads_served_max: int,
+) -> Path:
+    return Path(
+        gid_index=opened.facts.gid.index,
+        gid=theirs.gid,
+        lid=theirs.lid,
+        number=theirs.number,
+        mtu_bytes=mtu_bytes,
+        first_packet_sent=ours.first_packet,
+        first_packet_received=theirs.first_packet,
+        reads_made_max=reads_made_max,
+        reads_served_max=reads_served_max,
+    )

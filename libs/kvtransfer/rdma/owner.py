@@ -1,0 +1,360 @@
+"""The side of a link that owns the memory: checks requests against grants, gives keys, learns of the end.
+
+What this trusts: a key opens a whole piece of a region to the caller's queue pairs, so a peer that knows the
+cluster secret and lies could, while a request of its is open or later on the same link, touch bytes of the
+pieces that it was not granted. An honest peer touches what was granted only while its request is open, and
+that is what revocation relies on: if a grant is revoked while a request that has its keys is open, the
+link's queue pairs are destroyed before the revocation returns.
+"""
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from kvtransfer.errors import ArrivalError, FrameError, GrantError, PeerLostError, TransferError
+from kvtransfer.grants import Access, Grant
+from kvtransfer.kinds import TransportKind
+from kvtransfer.memory import Ranges
+from kvtransfer.rdma import frames as own
+from kvtransfer.rdma.devices import OpenDevice
+from kvtransfer.rdma.frames import LANES_MAX, OWN_BODY_BYTES_MAX, LaneEnd, RdmaKind
+from kvtransfer.rdma.lane_cut import LaneCut, lane_cut
+from kvtransfer.rdma.meeting import LaneInMaking, owner_lane
+from kvtransfer.rdma.registrations import PieceKeys, Registrations
+from kvtransfer.rdma.verbs import SendRing
+from kvtransfer.rdma.work import PIECE_BYTES, RemoteKeys, pieces_of
+from kvtransfer.stream import frames
+from kvtransfer.stream.connection import Connection
+from kvtransfer.stream.frames import ErrorCode, Header, Kind, TransferRequest
+from kvtransfer.stream.inbox import Incoming
+from kvtransfer.stream.outbox import Outgoing
+from kvtransfer.transport import TransportContext
+from kvtransfer.verification import GrantedDigests
+
+OWNER_ACCEPTS = frames.accepts(
+    Kind.WRITE,
+    Kind.READ,
+    Kind.ABORT,
+    own={kind: OWN_BODY_BYTES_MAX[kind] for kind in (RdmaKind.LANES, RdmaKind.READY, RdmaKind.FIN)},
+)
+"""What an owner receives."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class _Serving:
+    """A request that is not answered yet. `parts_landed` counts by lane."""
+
+    request: int
+    wanted: TransferRequest
+    grant: Grant
+    ranges: Ranges
+    access: Access
+    cut: LaneCut
+    keys_given: bool = False
+    parts_landed: list[int] = field(default_factory=lambda: [0] * LANES_MAX)
+
+    @property
+    def all_landed(self) -> bool:
+        return sum(self.parts_landed) == self.cut.parts
+
+    @property
+    def moving(self) -> bool:
+        """The caller may be touching the memory."""
+        return self.keys_given and not (self.access is Access.WRITE and self.all_landed)
+
+
+class RdmaSession:
+    """The requests of one caller, served. Owns the socket that it is given, and its lanes."""
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        peer: str,
+        context: TransportContext,
+        devices: Sequence[OpenDevice],
+        registrations: Registrations,
+        ring: SendRing,
+        digests: GrantedDigests,
+        on_end: "Callable[[RdmaSession], None]",
+    ) -> None:
+        self.peer = peer
+        self._connection = Connection(sock, peer, self, OWNER_ACCEPTS, context.limits.turn_bytes)
+        self._context = context
+        self._opened = devices
+        self._registrations = registrations
+        self._ring = ring
+        self._digests = digests
+        self._on_end = on_end
+        self._counters = context.statistics.of(peer, TransportKind.RDMA)
+        self._making: list[LaneInMaking] = []
+        self._ready = False
+        self._is_reset = False
+        self._last_request = 0
+        self._serving: dict[int, _Serving] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def start(self) -> None:
+        self._connection.start()
+
+    def close(self, reason: str) -> None:
+        self._connection.close(PeerLostError(reason))
+
+    def incoming(self, request: int, count: int) -> Incoming:
+        raise FrameError("a DATA frame on an rdma link")
+
+    def on_payload(self, incoming: Incoming) -> None:
+        """There is none."""
+
+    def on_sent(self, outgoing: Outgoing) -> None:
+        """There is none."""
+
+    def on_frame(self, header: Header, body: bytearray) -> None:
+        if self._is_reset:
+            return  # sent before the caller knew
+        match header.kind:
+            case RdmaKind.LANES:
+                self._on_lanes(own.parse_lanes(body))
+            case RdmaKind.READY:
+                self._on_ready(body)
+            case Kind.WRITE:
+                self._on_request(header, frames.parse_request(body), Access.WRITE)
+            case Kind.READ:
+                self._on_request(header, frames.parse_request(body), Access.READ)
+            case RdmaKind.FIN:
+                self._on_fin(header.request)
+            case _:
+                self._on_abort(header.request)
+
+    def on_closed(self, error: TransferError) -> None:
+        self._close_lanes(error)
+        self._counters.served_failures += len(self._serving)
+        self._serving.clear()
+        for task in self._tasks:
+            task.cancel()
+        if isinstance(error, FrameError):
+            _log.warning("rdma link of %s closed: %s", self.peer, error)
+        self._on_end(self)
+
+    def stop_grant(self, grant: Grant) -> None:
+        """The grant is revoked. If the caller may be touching its memory, the queue pairs are destroyed."""
+        under_it = [serving for serving in self._serving.values() if serving.grant is grant]
+        if any(serving.moving for serving in under_it):
+            self._reset([serving.request for serving in under_it])
+            return
+        for serving in under_it:
+            self._refuse(serving.request, ErrorCode.GRANT, "the grant was revoked")
+
+    def _reset(self, requests: list[int]) -> None:
+        """Take the queue pairs away and tell the caller, who closes the link."""
+        self._is_reset = True
+        self._close_lanes(PeerLostError("a grant was revoked in use"))
+        self._counters.served_failures += len(self._serving)
+        self._serving.clear()
+        self._connection.send_frame(own.pack_reset(requests[: own.RESET_REQUESTS_MAX]))
+
+    # The lanes.
+
+    def _on_lanes(self, theirs: list[LaneEnd]) -> None:
+        if self._making:
+            raise FrameError("LANES again")
+        if any(end.device >= len(self._opened) for end in theirs):
+            raise FrameError(f"LANES to a device that is not one of {len(self._opened)}")
+        try:
+            for number, end in enumerate(theirs):
+                made = owner_lane(
+                    self._opened[end.device],
+                    end.device,
+                    end,
+                    self._ring,
+                    lambda request, number=number: self._on_immediate(number, request),  # type: ignore[misc]
+                    lambda reason: self.close(f"a lane of {self.peer} failed: {reason}"),
+                )
+                self._making.append(made)
+        except (OSError, ValueError) as error:
+            raise PeerLostError(f"no queue pair for {self.peer}: {error}") from error
+        self._connection.send_frame(own.pack_lanes([made.end for made in self._making]))
+
+    def _on_ready(self, body: bytearray) -> None:
+        if self._ready or not self._making:
+            raise FrameError("READY where none is due")
+        usable = own.parse_ready(body, len(self._making))
+        for made, works in zip(self._making, usable, strict=True):
+            if not works:
+                made.lane.close(PeerLostError("the caller gave this lane up"))
+        self._making = [made for made, works in zip(self._making, usable, strict=True) if works]
+        self._ready = True
+
+    def _close_lanes(self, error: TransferError) -> None:
+        for made in self._making:
+            made.lane.close(error)
+
+    # Requests.
+
+    def _on_request(self, header: Header, wanted: TransferRequest, access: Access) -> None:
+        if not self._ready:
+            raise FrameError("a request before READY")
+        if not self._last_request < header.request <= own.REQUEST_NUMBER_MAX:
+            raise FrameError(f"request {header.request} after {self._last_request}: numbers must grow")
+        if access is Access.READ and (wanted.tag or wanted.digest):
+            raise FrameError("a READ with a tag or a digest")
+        self._last_request = header.request
+        serving = self._admit(header.request, wanted, access)
+        if serving is None:
+            return
+        if wanted.payload_bytes:
+            self._give_keys(serving)
+        elif access is Access.WRITE:
+            self._all_landed(serving)
+        else:
+            self._all_read(serving)
+
+    def _admit(self, request: int, wanted: TransferRequest, access: Access) -> _Serving | None:
+        """The request under its grant, or None once the refusal is sent."""
+        served_max = self._context.limits.transfers_served_max
+        if len(self._serving) >= served_max:
+            self._refuse(request, ErrorCode.BUSY, f"transfers_served_max of {served_max} is reached")
+            return None
+        try:
+            grant, ranges = self._context.grants.check(wanted.token, self.peer, access, wanted.ranges)
+            if wanted.tag and grant.on_arrival is None:
+                raise GrantError("the grant takes no tags")
+            if wanted.earlier_bytes > grant.landed_bytes:
+                raise GrantError(f"{wanted.earlier_bytes} earlier bytes did not land under the grant")
+        except GrantError as error:
+            self._refuse(request, ErrorCode.GRANT, str(error))
+            return None
+        cut = lane_cut(wanted.payload_bytes, len(self._making))
+        serving = self._serving[request] = _Serving(request, wanted, grant, ranges, access, cut)
+        return serving
+
+    def _give_keys(self, serving: _Serving) -> None:
+        """At once if the memory is registered already, else when it is."""
+        pieces = pieces_of(serving.ranges)
+        if len(pieces) > own.STRETCHES_MAX:
+            text = f"the ranges touch {len(pieces)} pieces of memory, at most {own.STRETCHES_MAX}"
+            self._refuse(serving.request, ErrorCode.UNFIT, text)
+            return
+        devices = [made.device for made in self._making[: serving.cut.lanes]]
+        keys = self._registrations.known(serving.grant.region, pieces, devices)
+        if keys is not None:
+            self._go(serving, keys)
+            return
+        task = asyncio.create_task(self._register(serving, pieces, devices))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _register(self, serving: _Serving, pieces: list[int], devices: list[int]) -> None:
+        try:
+            keys = await self._registrations.make(
+                serving.grant.region, pieces, devices, lambda: self._is_open(serving)
+            )
+        except OSError as error:
+            if self._is_open(serving):
+                text = f"the memory cannot be registered for rdma: {error}"
+                self._refuse(serving.request, ErrorCode.UNFIT, text)
+            return
+        if keys is not None and self._is_open(serving):
+            self._go(serving, keys)
+
+    def _go(self, serving: _Serving, keys: PieceKeys) -> None:
+        serving.keys_given = True
+        starts = keys.pieces * PIECE_BYTES
+        ends = np.minimum(starts + PIECE_BYTES, serving.grant.region.region_bytes)
+        remote = RemoteKeys(keys.base_address, starts, ends, keys.remote)
+        self._connection.send_frame(own.pack_go(serving.request, remote))
+
+    def _on_immediate(self, lane: int, request: int) -> None:
+        """A part landed. Of a request that ended meanwhile it means nothing."""
+        serving = self._serving.get(request)
+        if serving is None or serving.access is not Access.WRITE or not serving.keys_given:
+            return
+        parts = serving.cut.parts_of(lane) if lane < serving.cut.lanes else range(0)
+        landed = serving.parts_landed[lane]
+        if landed == len(parts):
+            self._connection.close(FrameError(f"more parts of request {request} than it has"))
+            return
+        serving.parts_landed[lane] = landed + 1
+        serving.grant.landed_bytes += serving.cut.stretch(parts[landed])[1]
+        if serving.all_landed:
+            self._all_landed(serving)
+
+    def _on_fin(self, request: int) -> None:
+        serving = self._serving.get(request)
+        if serving is None:
+            return  # it was refused while the FIN was on its way
+        if serving.access is not Access.READ or not serving.keys_given:
+            raise FrameError(f"FIN of request {request}, which is no READ with keys")
+        serving.keys_given = False
+        self._all_read(serving)
+
+    def _on_abort(self, request: int) -> None:
+        if request > self._last_request:
+            raise FrameError(f"ABORT of request {request}, which was never made")
+        if request in self._serving:
+            self._refuse(request, ErrorCode.ABORTED, "aborted by the caller")
+
+    def _all_landed(self, serving: _Serving) -> None:
+        """The digest first, then the tag, then DONE."""
+        sent = serving.wanted.digest
+        if not sent:
+            self._conclude_write(serving)
+            return
+
+        def compare(found: bytes) -> None:
+            if found == sent:
+                self._conclude_write(serving)
+            elif self._is_open(serving):
+                self._refuse(serving.request, ErrorCode.CHECKSUM, "what arrived is not what was sent")
+
+        self._digests.start(serving.grant, serving.ranges, compare)
+
+    def _conclude_write(self, serving: _Serving) -> None:
+        if not self._is_open(serving):
+            return  # revoked, or the link was lost, while its digest was made
+        wanted = serving.wanted
+        if wanted.tag:
+            try:
+                serving.grant.arrived(wanted.tag, wanted.earlier_bytes + wanted.payload_bytes)
+            except ArrivalError as error:
+                self._refuse(serving.request, ErrorCode.ARRIVAL, str(error), wanted.payload_bytes)
+                return
+            if not self._is_open(serving):
+                return  # the callback revoked the grant or closed the endpoint
+        del self._serving[serving.request]
+        self._counters.served_writes += 1
+        self._counters.served_written_bytes += wanted.payload_bytes
+        self._connection.send_frame(frames.pack_done(serving.request, wanted.payload_bytes))
+
+    def _all_read(self, serving: _Serving) -> None:
+        if serving.wanted.verify:
+            self._digests.start(
+                serving.grant, serving.ranges, lambda found: self._conclude_read(serving, found)
+            )
+        else:
+            self._conclude_read(serving, b"")
+
+    def _conclude_read(self, serving: _Serving, digest: bytes) -> None:
+        """A caller that reads bytes without `verify` knows the end by itself and waits for no DONE."""
+        if not self._is_open(serving):
+            return
+        del self._serving[serving.request]
+        payload_bytes = serving.wanted.payload_bytes
+        self._counters.served_reads += 1
+        self._counters.served_read_bytes += payload_bytes
+        if serving.wanted.verify or not payload_bytes:
+            self._connection.send_frame(frames.pack_done(serving.request, payload_bytes, digest))
+
+    def _is_open(self, serving: _Serving) -> bool:
+        """Not answered yet."""
+        return self._serving.get(serving.request) is serving
+
+    def _refuse(self, request: int, code: ErrorCode, text: str, landed_bytes: int = 0) -> None:
+        self._serving.pop(request, None)
+        self._counters.served_failures += 1
+        self._connection.send_frame(frames.pack_error(request, code, text, landed_bytes))
