@@ -59,6 +59,10 @@ class Connection:
     def start(self) -> None:
         self._loop.add_reader(self._sock, self._on_readable)
 
+    def await_progress(self) -> None:
+        """A call begins to wait where none did: the peer's silence counts from now."""
+        self.progress_at_s = time.monotonic()
+
     def send_frame(self, frame: bytes) -> None:
         """Raises FrameError in a turn, or closes outside of one, if the peer does not read its frames."""
         if self._outbox.frames_waiting >= FRAMES_WAITING_MAX:
@@ -96,6 +100,8 @@ class Connection:
         self._turn(receiving=True)
 
     def _on_writable(self) -> None:
+        # Room in a full socket: the peer's kernel took something. What our kernel takes says nothing of it.
+        self.progress_at_s = time.monotonic()
         self._turn(receiving=False)
 
     def _flush_soon(self) -> None:
@@ -161,7 +167,6 @@ class Connection:
                 count = self._send_from(pieces)
             except (BlockingIOError, InterruptedError):
                 break
-            self.progress_at_s = time.monotonic()
             left -= count
             for outgoing in self._outbox.sent(count):
                 self._handler.on_sent(outgoing)

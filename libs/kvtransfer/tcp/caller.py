@@ -7,9 +7,9 @@ only then is its number settled, and late payload of an abandoned read goes nowh
 import asyncio
 import socket
 import time
+from collections.abc import Callable
 
 from kvtransfer.errors import ChecksumError, FrameError, PeerLostError, TransferError
-from kvtransfer.kinds import TransportKind
 from kvtransfer.limits import Limits
 from kvtransfer.memory import Cursor
 from kvtransfer.stream import frames
@@ -40,29 +40,45 @@ class _Pending:
         self.digest = b""
 
 
-class CallerLink:
-    """Our requests on one connection. Implements `transport.Link`; owns the socket that it is given."""
-
-    kind = TransportKind.TCP
+class CallerStream:
+    """Our requests on one connection. Owns the socket that it is given."""
 
     def __init__(self, sock: socket.socket, peer: str, limits: Limits) -> None:
         self._connection = Connection(sock, peer, self, CALLER_ACCEPTS, limits.turn_bytes)
         self._limits = limits
         self._last_request = 0
         self._pending: dict[int, _Pending] = {}
+        self._abandoned_writes: set[int] = set()
+        self._on_lost: Callable[[TransferError], None] = _nobody_told
+        self.outstanding_bytes = 0
+        """Of all that is pending."""
+        self.settling: asyncio.Future[None] | None = None
+        """There while bytes of a write that was given up may still land; done when none can any more."""
 
     @property
     def closed(self) -> bool:
         return self._connection.closed
 
-    def start(self) -> None:
+    def start(self, on_lost: Callable[[TransferError], None]) -> None:
+        """`on_lost` is called once, when the connection is closed for whatever reason."""
+        self._on_lost = on_lost
         self._connection.start()
 
-    async def write(self, call: Call) -> None:
+    def close(self, error: TransferError) -> None:
+        self._connection.close(error)
+
+    def silent_s(self) -> float:
+        """For how long nothing moved while something is pending."""
+        return time.monotonic() - self._connection.progress_at_s if self._pending else 0.0
+
+    async def write(self, call: Call, earlier_bytes: int = 0) -> None:
+        """`earlier_bytes` of the same call are DONE: its tag is for them too."""
         source = call.memory
         sent = await digest(source.region.view, source.ranges) if call.verify else b""
         request = self._next_request()
-        wanted = TransferRequest(call.token, call.remote, source.payload_bytes, call.tag, sent, call.verify)
+        wanted = TransferRequest(
+            call.token, call.remote, source.payload_bytes, call.tag, sent, call.verify, earlier_bytes
+        )
         opening = frames.pack_request(Kind.WRITE, request, wanted)
         outgoing = Outgoing(request, opening, Cursor(source.region.view, source.ranges))
         await self._run(_Pending(outgoing, None, source.payload_bytes))
@@ -77,14 +93,6 @@ class CallerLink:
         await self._run(pending)
         if call.verify and pending.digest != await digest(target.region.view, target.ranges):
             raise ChecksumError(f"what {self._connection.peer} sent is not what arrived")
-
-    def close_if_stalled(self) -> None:
-        silent_s = time.monotonic() - self._connection.progress_at_s
-        if silent_s >= self._limits.stall_s_max:
-            self._connection.close(PeerLostError(f"{self._connection.peer} stalls for {silent_s:.1f} s"))
-
-    def close(self) -> None:
-        self._connection.close(PeerLostError(f"the connection to {self._connection.peer} was closed"))
 
     def incoming(self, request: int, count: int) -> Incoming:
         pending = self._pending.get(request)
@@ -109,7 +117,7 @@ class CallerLink:
         else:
             error = _believable(frames.parse_error(body), pending)
         # A malformed answer raised above, while the request is still among those that the close fails.
-        del self._pending[header.request]
+        self._forget(header.request)
         _settle(pending.future, error)
         if error is not None:
             self._stop(pending)
@@ -121,6 +129,9 @@ class CallerLink:
             if entry.incoming is not None:
                 entry.incoming.stop_landing()
             _settle(entry.future, error)
+        self._abandoned_writes.clear()
+        self._settled()
+        self._on_lost(error)
 
     def _next_request(self) -> int:
         pending_max = _PENDING_PER_IN_FLIGHT * self._limits.transfers_in_flight_max
@@ -133,7 +144,10 @@ class CallerLink:
 
     async def _run(self, pending: _Pending) -> None:
         request = pending.outgoing.request
+        if not self._pending:
+            self._connection.await_progress()
         self._pending[request] = pending
+        self.outstanding_bytes += pending.payload_bytes
         self._connection.send(pending.outgoing)
         try:
             await pending.future
@@ -145,10 +159,15 @@ class CallerLink:
     def _abandon(self, pending: _Pending) -> None:
         """The caller gave up while the owner still works on it."""
         self._stop(pending)
+        request = pending.outgoing.request
         if not pending.outgoing.announced:
-            del self._pending[pending.outgoing.request]
-        elif pending.incoming is not None and pending.outgoing.batched:
-            self._connection.send_frame(frames.pack_abort(pending.outgoing.request))
+            self._forget(request)
+        elif pending.incoming is None:
+            self._abandoned_writes.add(request)
+            if self.settling is None:
+                self.settling = asyncio.get_running_loop().create_future()
+        elif pending.outgoing.batched:
+            self._connection.send_frame(frames.pack_abort(request))
 
     def _stop(self, pending: _Pending) -> None:
         """Touch the local memory no more; tell the owner if payload that it waits for will not come."""
@@ -158,6 +177,18 @@ class CallerLink:
         self._connection.withdraw(outgoing)
         if outgoing.announced and not outgoing.batched:
             self._connection.send_frame(frames.pack_abort(outgoing.request))
+
+    def _forget(self, request: int) -> None:
+        """It is settled: the owner answered, or never heard of it."""
+        self.outstanding_bytes -= self._pending.pop(request).payload_bytes
+        if request in self._abandoned_writes:
+            self._abandoned_writes.remove(request)
+            self._settled()
+
+    def _settled(self) -> None:
+        if self.settling is not None and not self._abandoned_writes:
+            self.settling.set_result(None)
+            self.settling = None
 
     def _check_done(self, pending: _Pending, done_bytes: int) -> None:
         incoming = pending.incoming
@@ -181,3 +212,7 @@ def _settle(future: asyncio.Future[None], error: TransferError | None) -> None:
         future.set_result(None)
     else:
         future.set_exception(error)
+
+
+def _nobody_told(error: TransferError) -> None:
+    """Until the link is there."""
