@@ -1,8 +1,9 @@
 """An endpoint in a process of its own, driven over JSON lines, and the handle to drive it.
 
-The process runs `python -m tests.support.transfer_peer NAME MEMORY_BYTES LIMITS_JSON HOST SECRET`. Each
-command is a JSON object with `id` and `do`; each answer carries the `id`. Commands run at once, so that a
-process can be asked something while it writes; a write or read that has a `call` can be cancelled by it.
+The process runs `python -m tests.support.transfer_peer` with the arguments of `_endpoint` and the size of
+its memory. Each command is a JSON object with `id` and `do`; each answer carries the `id`. Commands run at
+once, so that a process can be asked something while it writes; a write or read that has a `call` can be
+cancelled by it.
 """
 
 import asyncio
@@ -19,7 +20,8 @@ from typing import Any
 import numpy as np
 from tests.support.waiting import until
 
-from kvtransfer import Access, Endpoint, Grant, Limits, TransferError, checksum
+from kvtransfer import Access, Endpoint, Grant, Limits, TransferError, TransportKind, checksum
+from kvtransfer.shared_buffer import SharedBuffer
 
 SECRET = b"the secret that this cluster has"
 ANSWER_S_MAX = 30.0
@@ -47,18 +49,20 @@ class PeerProcess:
         name: str,
         memory_bytes: int,
         *,
+        transport: str = "tcp",
         launcher: tuple[str, ...] = (),
         host: str = "127.0.0.1",
         secret: bytes = SECRET,
         **limits: float,
     ) -> AsyncIterator["PeerProcess"]:
-        """A peer that listens at `host`; it is ended by its pid, whatever state the test left it in.
+        """A peer that has this one transport and listens at `host`; it is ended by its pid, whatever state
+        the test left it in.
 
         `launcher` is a command that becomes the one that follows it, such as `ip netns exec NAME`.
         """
         process = await asyncio.create_subprocess_exec(
             *(*launcher, sys.executable, "-m", "tests.support.transfer_peer"),
-            *(name, str(memory_bytes), json.dumps(limits), host, secret.decode()),
+            *(name, str(memory_bytes), json.dumps(limits), host, secret.decode(), transport),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             cwd=_ROOT,
@@ -112,8 +116,10 @@ class _Served:
 
     def __init__(self, endpoint: Endpoint, memory_bytes: int) -> None:
         self._endpoint = endpoint
-        self._memory = np.zeros(memory_bytes, dtype=np.uint8)
-        self._region = endpoint.register(self._memory)
+        # As a worker's arena is: shared memory maps it, the other transports see any memory.
+        buffer = SharedBuffer.create(memory_bytes)
+        self._memory = np.frombuffer(buffer, np.uint8)
+        self._region = endpoint.register(buffer)
         self._grants: dict[str, Grant] = {}
         self._calls: dict[str, asyncio.Task[Any]] = {}
 
@@ -175,9 +181,12 @@ class _Served:
         try:
             peer = await self._endpoint.connect(command["descriptor"], timeout_s=timeout_s)
             call = peer.write if command["do"] == "write" else peer.read
-            moved = await call(
-                self._region, command["local"], command["token"], command["remote"], timeout_s=timeout_s
-            )
+            again = True
+            while again:
+                moved = await call(
+                    self._region, command["local"], command["token"], command["remote"], timeout_s=timeout_s
+                )
+                again = command.get("until_it_fails", False)
         except TransferError as error:
             return {"error": type(error).__name__, "retryable": error.retryable, "text": str(error)}
         except asyncio.CancelledError:
@@ -185,8 +194,7 @@ class _Served:
         return {"bytes": moved.payload_bytes}
 
 
-async def _main(name: str, memory_bytes: int, limits: Limits, host: str, secret: bytes) -> None:
-    endpoint = Endpoint(name, secret, host=host, limits=limits)
+async def _main(endpoint: Endpoint, memory_bytes: int) -> None:
     await endpoint.start()
     served = _Served(endpoint, memory_bytes)
     loop = asyncio.get_running_loop()
@@ -204,6 +212,16 @@ async def _main(name: str, memory_bytes: int, limits: Limits, host: str, secret:
     await endpoint.close()
 
 
+def _endpoint(name: str, limits: str, host: str, secret: str, transport: str) -> Endpoint:
+    return Endpoint(
+        name,
+        secret.encode(),
+        host=host,
+        limits=Limits(**json.loads(limits)),
+        transports=[TransportKind(transport)],
+    )
+
+
 if __name__ == "__main__":
-    own_limits = Limits(**json.loads(sys.argv[3]))
-    asyncio.run(_main(sys.argv[1], int(sys.argv[2]), own_limits, sys.argv[4], sys.argv[5].encode()))
+    own_name, own_bytes, *own_settings = sys.argv[1:]
+    asyncio.run(_main(_endpoint(own_name, *own_settings), int(own_bytes)))

@@ -1,0 +1,26 @@
+"""Fixtures that the contract suites of transfers share."""
+
+from collections.abc import AsyncIterator
+
+import numpy as np
+import pytest
+from tests.support.transfer import Pair, no_leaks, pattern, selected_transports, side
+
+PAIR_BYTES = 20 << 20
+
+
+@pytest.fixture(params=selected_transports())
+def transport(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture
+async def pair(transport: str) -> AsyncIterator[Pair]:
+    """`near` has a pattern, `far` has zeros, 20 MiB each."""
+    near_memory, far_memory = pattern(PAIR_BYTES), np.zeros(PAIR_BYTES, np.uint8)
+    async with (
+        no_leaks(),
+        side(transport, "near", near_memory) as near,
+        side(transport, "far", far_memory) as far,
+    ):
+        yield near, far
