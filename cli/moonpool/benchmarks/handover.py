@@ -124,7 +124,7 @@ async def measure(
                 results += summarise(case, rounds, context | carried | machine_context())
             return results
     except TransportUnavailable as error:
-        raise CommandError(f"{transport} is not to be had here: {error}") from error
+        raise CommandError(f"not to be had here: {error}") from error
     except WrongBytes as error:
         raise CommandError(str(error)) from error
 

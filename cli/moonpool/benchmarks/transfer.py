@@ -104,9 +104,9 @@ async def measure(
                 )
             except TransportUnavailable as error:
                 unavailable[transport] = str(error)
-                _say(f"{transport} is not measured: {error}")
+                _say(f"not measured: {error}")
         if not callers:
-            raise CommandError("bench transfer: this machine has none of the transports asked for")
+            raise CommandError("this machine has none of the transports asked for")
         ceilings = stack.enter_context(Ceilings(memory_bytes))
         results = [_available(transport, unavailable.get(transport)) for transport in transports]
         for row in rows:
@@ -114,7 +114,7 @@ async def measure(
             try:
                 rounds = await _rounds(row, callers, ceilings, repeats)
             except WrongTransfer as error:
-                raise CommandError(f"bench transfer: {error}") from error
+                raise CommandError(str(error)) from error
             results += summarise(row, rounds, machine_context())
     return results
 
@@ -252,7 +252,7 @@ def as_transfer_table(results: Sequence[Measurement]) -> str:
             p99 = values[result.case, "latency_p99"]
             notes.append(f"{result.case}: p50 {_short(result.value)} µs, p99 {_short(p99.value)} µs")
         elif "reason" in result.context:
-            notes.append(f"{result.case} is not measured: {result.context['reason']}")
+            notes.append(f"not measured: {result.context['reason']}")
     return "\n".join([format_table(header, lines), *notes])
 
 

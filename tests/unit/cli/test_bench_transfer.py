@@ -38,13 +38,17 @@ async def test_a_transport_that_is_not_here_is_told_with_its_reason(monkeypatch:
 
     def without_rdma(transport: str, memory_bytes: int) -> AbstractAsyncContextManager[TransferCaller]:
         if transport == "rdma":
-            raise TransportUnavailable("no device")
+            raise TransportUnavailable("rdma: no device")
         return running(transport, memory_bytes)
 
     monkeypatch.setattr(TransferCaller, "running", without_rdma)
     results = await measure(["rdma", "tcp"], [Row(2, 4096)], 1, MEMORY_BYTES)
-    assert (results[0].case, results[0].value, results[0].context) == ("rdma", 0.0, {"reason": "no device"})
-    assert as_transfer_table(results).splitlines()[-1] == "rdma is not measured: no device"
+    assert (results[0].case, results[0].value, results[0].context) == (
+        "rdma",
+        0.0,
+        {"reason": "rdma: no device"},
+    )
+    assert as_transfer_table(results).splitlines()[-1] == "not measured: rdma: no device"
     assert not any(result.case.startswith("rdma/") for result in results)
     with pytest.raises(CommandError, match="none of the transports"):
         await measure(["rdma"], [Row(2, 4096)], 1, MEMORY_BYTES)
