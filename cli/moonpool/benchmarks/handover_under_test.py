@@ -113,7 +113,8 @@ class HandoverUnderTest:
             async with Pair.running(transport, blocks * layout.block_bytes) as pair:
                 try:
                     await engine.start()
-                    source = Source(pair.endpoint, pair.endpoint.register(arena.buffer), layout, False)
+                    region = pair.endpoint.register(arena.buffer)
+                    source = Source(pair.endpoint, region, layout, checksums=False)
                     yield cls(config, layout, chosen.backend, source, engine, pair, blocks, step_tokens)
                 finally:
                     await engine.close()

@@ -1,5 +1,6 @@
 """The whole benchmark on small rows, and what is made of its samples."""
 
+from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 
 import pytest
@@ -18,8 +19,24 @@ ROW = Row(3, 4096)
 WRITE, DEEP_WRITE = Moved("tcp", Direction.WRITE, 1), Moved("tcp", Direction.WRITE, DEPTH)
 
 
-async def test_every_transport_and_way_is_measured_beside_the_ceilings() -> None:
-    results = await measure(["tcp", "shm"], [Row(2, 4096)], 2, MEMORY_BYTES)
+def without_rdma(
+    running: Callable[[str, int], AbstractAsyncContextManager[TransferCaller]],
+) -> Callable[[str, int], AbstractAsyncContextManager[TransferCaller]]:
+    """A machine that lacks it, whatever this one has."""
+
+    def running_here(transport: str, memory_bytes: int) -> AbstractAsyncContextManager[TransferCaller]:
+        if transport == "rdma":
+            raise TransportUnavailable("rdma: no device")
+        return running(transport, memory_bytes)
+
+    return running_here
+
+
+async def test_every_transport_and_way_is_measured_beside_the_ceilings(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(TransferCaller, "running", without_rdma(TransferCaller.running))
+    results = await measure(["tcp", "shm", "rdma"], [Row(2, 4096)], 2, MEMORY_BYTES)
     found = {(result.case, result.metric): result for result in results}
     shares = {"tcp": ("share_of_tcp_stream", "share_of_tcp_acked"), "shm": ("share_of_memcpy",)}
     for transport in shares:
@@ -31,25 +48,13 @@ async def test_every_transport_and_way_is_measured_beside_the_ceilings() -> None
                 assert found[case, metric].min > 0
             assert found[f"{case}/depth_4", "rate"].context["depth"] == DEPTH
     assert {case for case, _ in found if case.startswith("memcpy")} == {"memcpy/2x4KiB"}
-
-
-async def test_a_transport_that_is_not_here_is_told_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    running = TransferCaller.running
-
-    def without_rdma(transport: str, memory_bytes: int) -> AbstractAsyncContextManager[TransferCaller]:
-        if transport == "rdma":
-            raise TransportUnavailable("rdma: no device")
-        return running(transport, memory_bytes)
-
-    monkeypatch.setattr(TransferCaller, "running", without_rdma)
-    results = await measure(["rdma", "tcp"], [Row(2, 4096)], 1, MEMORY_BYTES)
-    assert (results[0].case, results[0].value, results[0].context) == (
-        "rdma",
-        0.0,
-        {"reason": "rdma: no device"},
-    )
+    assert found["rdma", "available"].value == 0
+    assert not any(case.startswith("rdma/") for case, _ in found)
     assert as_transfer_table(results).splitlines()[-1] == "not measured: rdma: no device"
-    assert not any(result.case.startswith("rdma/") for result in results)
+
+
+async def test_where_there_is_no_transport_that_is_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TransferCaller, "running", without_rdma(TransferCaller.running))
     with pytest.raises(CommandError, match="none of the transports"):
         await measure(["rdma"], [Row(2, 4096)], 1, MEMORY_BYTES)
 
