@@ -85,7 +85,7 @@ async def test_a_stopped_writer_whose_grant_was_revoked_writes_nothing(
     # In order on the same connection, so everything of the first write has arrived when this is done.
     again = here.grant([(0, 1)], "there", generation=2)
     answer = await there.ask("write", **to(here, again, [(0, 1)]))
-    assert answer == {"id": answer["id"], "bytes": 1}
+    assert answer["bytes"] == 1
     assert here.memory[0] == 1
     assert (here.memory[1:] == 2).all()
     assert here.endpoint.written_bytes(grant) == landed
@@ -129,7 +129,7 @@ async def test_a_writer_killed_half_way(here: Side, there: PeerProcess, transpor
     async with PeerProcess.run("there", TOTAL, transport=transport) as successor:
         again = here.grant([(0, 1)], "there", generation=2)
         answer = await successor.ask("write", **to(here, again, [(0, 1)]))
-        assert answer == {"id": answer["id"], "bytes": 1}
+        assert answer["bytes"] == 1
     assert (here.memory[1:] == 2).all()
     assert here.endpoint.written_bytes(grant) == landed
 

@@ -181,3 +181,17 @@ async def test_wrong_secret(hosts: HostPair, owner: PeerProcess) -> None:
         token = await token_of(owner)
         assert (await call("write", stranger, owner, token))["error"] == "AuthError"
     assert await count(owner, 0) == TOTAL
+
+
+async def test_shared_memory_is_for_one_host_only(hosts: HostPair) -> None:
+    """Both hosts have the same kernel, so by its identity alone they look like one: the dial tells."""
+    async with (
+        peer_on(hosts.near, "caller", transport="shm,tcp") as caller,
+        peer_on(hosts.near, "owner", transport="shm,tcp") as beside,
+        peer_on(hosts.far, "owner", transport="shm,tcp") as owner,
+    ):
+        await caller.ask("fill_random", seed=7)
+        for process, expected in ((owner, "tcp"), (beside, "shm"), (owner, "tcp")):
+            answer = await call("write", caller, process, await token_of(process))
+            assert answer == {"bytes": TOTAL, "transport": expected}
+            assert await checksum(process) == await checksum(caller)

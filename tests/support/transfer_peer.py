@@ -55,8 +55,8 @@ class PeerProcess:
         secret: bytes = SECRET,
         **limits: float,
     ) -> AsyncIterator["PeerProcess"]:
-        """A peer that has this one transport and listens at `host`; it is ended by its pid, whatever state
-        the test left it in.
+        """A peer that has this transport (or several, "shm,tcp") and listens at `host`; it is ended by its
+        pid, whatever state the test left it in.
 
         `launcher` is a command that becomes the one that follows it, such as `ip netns exec NAME`.
         """
@@ -191,7 +191,7 @@ class _Served:
             return {"error": type(error).__name__, "retryable": error.retryable, "text": str(error)}
         except asyncio.CancelledError:
             return {"error": asyncio.CancelledError.__name__}
-        return {"bytes": moved.payload_bytes}
+        return {"bytes": moved.payload_bytes, "transport": moved.transport}
 
 
 async def _main(endpoint: Endpoint, memory_bytes: int) -> None:
@@ -218,7 +218,7 @@ def _endpoint(name: str, limits: str, host: str, secret: str, transport: str) ->
         secret.encode(),
         host=host,
         limits=Limits(**json.loads(limits)),
-        transports=[TransportKind(transport)],
+        transports=[TransportKind(kind) for kind in transport.split(",")],
     )
 
 

@@ -18,10 +18,12 @@ SLOW_MEGABITS_PER_S = 100
 
 
 def peer_on(
-    host: Host, name: str, *, secret: bytes = SECRET, **limits: float
+    host: Host, name: str, *, secret: bytes = SECRET, transport: str = "tcp", **limits: float
 ) -> AbstractAsyncContextManager[PeerProcess]:
     """A process on the host with TOTAL bytes; the tests' names are "caller" and "owner"."""
-    return PeerProcess.run(name, TOTAL, launcher=host.launcher, host=host.address, secret=secret, **limits)
+    return PeerProcess.run(
+        name, TOTAL, launcher=host.launcher, host=host.address, secret=secret, transport=transport, **limits
+    )
 
 
 async def token_of(owner: PeerProcess, ranges: Any = WHOLE, access: str = "write") -> str:
