@@ -18,6 +18,9 @@ SECRET_BYTES_MIN = 16
 CHUNK_BYTES_MAX = 4 << 20
 """Payload of one data frame. A receiver accepts this much; a sender makes them `turn_bytes` at most."""
 
+STREAMS_MAX = 16
+"""Streams of one link that an owner accepts."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
@@ -28,13 +31,15 @@ class Limits:
     bytes_in_flight_max     their bytes together; a larger call goes alone
     transfers_waiting_max   calls of one peer that wait for room; more fail with BusyError
     transfers_served_max    requests of one connection that are served at once
-    connections_max         accepted and authenticated connections
+    connections_max         accepted and authenticated connections; a link over tcp has `tcp_streams` of them
     handshakes_max          accepted connections that are not authenticated yet
     handshake_s_max         time for a handshake
     stall_s_max             a call that times out on a connection silent for this long closes it
     grants_max              grants that are not revoked
     regions_max             registered regions
     peers_max               peers connected to; beyond it the one unused for longest is closed
+    tcp_streams             connections of a link over tcp; it lives with fewer if the owner has no more room
+    tcp_part_bytes_min      a call of at least twice this is cut into parts for several streams
     retry_s_min, _max       from one try of a transport that failed to the next, while a worse one carries
                             the calls: the first wait, and what the growing waits end at
     dial_backoff_s_min, _max  the same where no other transport is left
@@ -52,6 +57,8 @@ class Limits:
     grants_max: int = 65_536
     regions_max: int = 1024
     peers_max: int = 1024
+    tcp_streams: int = 2
+    tcp_part_bytes_min: int = 2 << 20
     retry_s_min: float = 0.5
     retry_s_max: float = 60.0
     dial_backoff_s_min: float = 0.02
@@ -67,5 +74,7 @@ class Limits:
             raise ValueError(
                 f"limit dial_backoff_s_min must be at most dial_backoff_s_max, {self.dial_backoff_s_max}"
             )
+        if self.tcp_streams > STREAMS_MAX:
+            raise ValueError(f"limit tcp_streams must be at most {STREAMS_MAX}, not {self.tcp_streams}")
         if self.turn_bytes > CHUNK_BYTES_MAX:
             raise ValueError(f"limit turn_bytes must be at most {CHUNK_BYTES_MAX}, not {self.turn_bytes}")

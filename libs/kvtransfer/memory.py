@@ -70,7 +70,7 @@ def checked_ranges(ranges: npt.ArrayLike, region_bytes: int, field: str) -> Rang
         return _checked_few(few, region_bytes, field)
     array = np.asarray(ranges)
     if array.size == 0:
-        return np.empty((0, 2), dtype=np.int64)
+        return no_ranges()
     if array.ndim != 2 or array.shape[1] != 2 or array.dtype.kind not in "iu":
         raise RangeError(f"{field} must be integers of shape [n, 2], not {array.dtype} {array.shape}")
     if array.dtype.kind == "u" and array.dtype.itemsize == 8 and array.max() > REGION_BYTES_MAX:
@@ -86,6 +86,10 @@ def checked_ranges(ranges: npt.ArrayLike, region_bytes: int, field: str) -> Rang
     if len(joined) > RANGES_MAX:
         raise RangeError(f"{field} has {len(joined)} separate ranges, at most {RANGES_MAX} in one call")
     return joined
+
+
+def no_ranges() -> Ranges:
+    return np.empty((0, 2), np.int64)
 
 
 def total_bytes(ranges: Ranges) -> int:
@@ -120,7 +124,7 @@ def _checked_few(pairs: list[list[int]], region_bytes: int, field: str) -> Range
         else:
             kept.append([offset, length])
         end = offset + length
-    return np.array(kept, np.int64) if kept else np.empty((0, 2), np.int64)
+    return np.array(kept, np.int64) if kept else no_ranges()
 
 
 def _leaving(field: str, region_bytes: int) -> str:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kvtransfer.memory import Ranges
+from kvtransfer.memory import Ranges, no_ranges
 from kvtransfer.transport import Call, LocalMemory
 
 
@@ -20,7 +20,7 @@ class Part:
 def sliced(ranges: Ranges, start: int, count: int) -> Ranges:
     """The ranges that hold `count` bytes from byte `start` on; both lie within the ranges' total."""
     if count == 0:
-        return np.empty((0, 2), np.int64)
+        return no_ranges()
     ends = np.cumsum(ranges[:, 1])
     first = int(np.searchsorted(ends, start, side="right"))
     last = int(np.searchsorted(ends, start + count, side="left"))

@@ -43,6 +43,7 @@ _WIRE_INTEGER = np.dtype("<i8")
 DIGEST_BYTES = 16
 OWN_KINDS_FROM = 16
 _VERIFY = 1
+_TAG_FOLLOWS = 2
 _ERROR_TEXT_BYTES_MAX = 400
 
 
@@ -96,7 +97,8 @@ class TransferRequest(NamedTuple):
     """The body of WRITE and READ. The ranges are as the peer sent them: not checked.
 
     `digest` is of a WRITE's payload; a READ with `verify` wants one back. `earlier_bytes` landed by
-    requests before this one and belong to the same call: the tag is for all of them.
+    requests before this one and belong to the same call: the tag is for all of them. `tag_follows`: this
+    is such an earlier one.
     """
 
     token: str
@@ -106,6 +108,7 @@ class TransferRequest(NamedTuple):
     digest: bytes = b""
     verify: bool = False
     earlier_bytes: int = 0
+    tag_follows: bool = False
 
 
 def pack_header(kind: int, body_bytes: int, request: int) -> bytes:
@@ -131,7 +134,7 @@ def parse_header(data: memoryview, accepted: Mapping[int, int]) -> Header:
 def pack_request(kind: int, request: int, wanted: TransferRequest) -> bytes:
     """A whole WRITE or READ frame."""
     token = wanted.token.encode()
-    flags = _VERIFY if wanted.verify else 0
+    flags = (_VERIFY if wanted.verify else 0) | (_TAG_FOLLOWS if wanted.tag_follows else 0)
     fixed = _REQUEST.pack(
         wanted.payload_bytes,
         wanted.earlier_bytes,
@@ -159,7 +162,7 @@ def parse_request(body: bytearray) -> TransferRequest:
     ranges_at = digest_at + digest_bytes
     if token_bytes > TOKEN_BYTES_MAX or range_count > RANGES_MAX or tag_bytes > TAG_BYTES_MAX:
         raise FrameError(f"request with {range_count} ranges, a token of {token_bytes}, a tag of {tag_bytes}")
-    if digest_bytes not in (0, DIGEST_BYTES) or flags > _VERIFY:
+    if digest_bytes not in (0, DIGEST_BYTES) or flags > _VERIFY | _TAG_FOLLOWS:
         raise FrameError(f"request with a digest of {digest_bytes} bytes and flags {flags}")
     if len(body) != ranges_at + range_count * _RANGE_BYTES:
         raise FrameError(f"request body of {len(body)} bytes does not hold {range_count} ranges")
@@ -171,8 +174,16 @@ def parse_request(body: bytearray) -> TransferRequest:
     # Python integers: the lengths are the peer's word so far and may overflow an int64.
     if sum(ranges[:, 1].tolist()) != payload_bytes:
         raise FrameError("the lengths of the ranges do not sum to the payload")
-    tag, digest = bytes(body[tag_at:digest_at]), bytes(body[digest_at:ranges_at])
-    return TransferRequest(token, ranges, payload_bytes, tag, digest, bool(flags & _VERIFY), earlier_bytes)
+    return TransferRequest(
+        token,
+        ranges,
+        payload_bytes,
+        tag=bytes(body[tag_at:digest_at]),
+        digest=bytes(body[digest_at:ranges_at]),
+        verify=bool(flags & _VERIFY),
+        earlier_bytes=earlier_bytes,
+        tag_follows=bool(flags & _TAG_FOLLOWS),
+    )
 
 
 def pack_abort(request: int) -> bytes:

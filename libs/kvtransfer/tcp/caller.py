@@ -71,13 +71,21 @@ class CallerStream:
         """For how long nothing moved while something is pending."""
         return time.monotonic() - self._connection.progress_at_s if self._pending else 0.0
 
-    async def write(self, call: Call, earlier_bytes: int = 0) -> None:
-        """`earlier_bytes` of the same call are DONE: its tag is for them too."""
+    async def write(self, call: Call, *, earlier_bytes: int = 0, tag_follows: bool = False) -> None:
+        """The whole of a call or a part: a part is followed by the tag, if the call has one; the last request
+        brings the tag, after `earlier_bytes` that are DONE."""
         source = call.memory
         sent = await digest(source.region.view, source.ranges) if call.verify else b""
         request = self._next_request()
         wanted = TransferRequest(
-            call.token, call.remote, source.payload_bytes, call.tag, sent, call.verify, earlier_bytes
+            call.token,
+            call.remote,
+            source.payload_bytes,
+            call.tag,
+            sent,
+            call.verify,
+            earlier_bytes,
+            tag_follows,
         )
         opening = frames.pack_request(Kind.WRITE, request, wanted)
         outgoing = Outgoing(request, opening, Cursor(source.region.view, source.ranges))

@@ -134,7 +134,7 @@ class OwnerSession:
             self._all_landed(serving)
 
     def _on_read(self, request: int, wanted: TransferRequest) -> None:
-        if wanted.tag or wanted.digest:
+        if wanted.tag or wanted.tag_follows or wanted.digest:
             raise FrameError("a READ with a tag or a digest")
         serving = self._admit(request, wanted, Access.READ)
         if serving is None:
@@ -153,7 +153,7 @@ class OwnerSession:
             return None
         try:
             grant, ranges = self._context.grants.check(wanted.token, self.peer, access, wanted.ranges)
-            if wanted.tag and grant.on_arrival is None:
+            if (wanted.tag or wanted.tag_follows) and grant.on_arrival is None:
                 raise GrantError("the grant takes no tags")
             if wanted.earlier_bytes > grant.landed_bytes:
                 raise GrantError(f"{wanted.earlier_bytes} earlier bytes did not land under the grant")

@@ -1,18 +1,36 @@
 """Listening and dialling over TCP, and the sessions that serve peers."""
 
+import asyncio
+import logging
 import secrets
 import socket
+from dataclasses import dataclass, field
 
+from kvtransfer.errors import TransferError
 from kvtransfer.grants import Grant
 from kvtransfer.kinds import TransportKind
+from kvtransfer.limits import STREAMS_MAX
 from kvtransfer.memory import Region
 from kvtransfer.stream import sockets
 from kvtransfer.stream.handshake import LINK_ID_BYTES
 from kvtransfer.stream.listener import Listener
-from kvtransfer.tcp.caller import CallerLink
+from kvtransfer.tcp.caller import CallerStream
+from kvtransfer.tcp.link import TcpLink
 from kvtransfer.tcp.owner import OwnerSession
 from kvtransfer.transport import Address, TransportContext
 from kvtransfer.verification import GrantedDigests
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _ServedLink:
+    """The streams of a peer's newest link. `before` is the id of the one that it took the place of: a stream
+    of that one may still be in its handshake."""
+
+    link_id: bytes
+    before: bytes
+    sessions: list[OwnerSession] = field(default_factory=list)
 
 
 class TcpTransport:
@@ -26,7 +44,7 @@ class TcpTransport:
         self._port = port
         self._advertised_host = advertised_host
         self._listener: Listener | None = None
-        self._sessions: dict[str, OwnerSession] = {}
+        self._links: dict[str, _ServedLink] = {}
         self._digests = GrantedDigests()
 
     async def start(self) -> Address:
@@ -38,17 +56,31 @@ class TcpTransport:
     def reaches(self, address: Address) -> bool:
         return True
 
-    async def dial(self, address: Address, peer: str) -> CallerLink:
-        sock = await sockets.authenticated(self._context, address, peer, secrets.token_bytes(LINK_ID_BYTES))
-        link = CallerLink(sock, peer, self._context.limits)
-        link.start()
-        return link
+    async def dial(self, address: Address, peer: str) -> TcpLink:
+        """The first stream shows whether the peer is there; the others come up together, or not at all if
+        the peer has no more room."""
+        link_id = secrets.token_bytes(LINK_ID_BYTES)
+        first = await sockets.authenticated(self._context, address, peer, link_id)
+        more: list[asyncio.Task[socket.socket]] = []
+        try:
+            for _ in range(self._context.limits.tcp_streams - 1):
+                another = sockets.authenticated(self._context, address, peer, link_id)
+                more.append(asyncio.create_task(another))
+            if more:
+                await asyncio.wait(more)
+            streams = [self._stream(sock, peer) for sock in (first, *_dialled(more, peer))]
+        except BaseException:
+            first.close()
+            await _discard(more)
+            raise
+        return TcpLink(streams, peer, self._context.limits)
 
     async def quiesce(self, grant: Grant) -> None:
         # Only the event loop's thread receives, and it is here: nothing but a digest is to be waited for.
-        session = self._sessions.get(grant.peer)
-        if session is not None:
-            session.stop_grant(grant)
+        link = self._links.get(grant.peer)
+        if link is not None:
+            for session in list(link.sessions):
+                session.stop_grant(grant)
         await self._digests.quiesce(grant)
 
     async def release(self, region: Region) -> None:
@@ -57,27 +89,72 @@ class TcpTransport:
     async def close(self) -> None:
         if self._listener is not None:
             await self._listener.close()
-        for session in list(self._sessions.values()):
-            session.close("the endpoint is closed")
+        for peer in list(self._links):
+            self._end(peer, "the endpoint is closed")
         await self._digests.close()
 
     def admit(self, peer: str, link_id: bytes) -> bool:
-        if peer not in self._sessions and len(self._sessions) >= self._context.limits.connections_max:
+        link = self._links.get(peer)
+        served = sum(len(link.sessions) for link in self._links.values())
+        connections_max = self._context.limits.connections_max
+        if link is not None and link.link_id == link_id:
+            return len(link.sessions) < STREAMS_MAX and served < connections_max
+        if link is not None and (link.before == link_id or served - len(link.sessions) >= connections_max):
             return False
-        self._end_session(peer)
+        if link is None and served >= connections_max:
+            return False
+        self._end(peer, "the peer connected anew")
+        self._forget_unused()
+        self._links[peer] = _ServedLink(link_id, before=link.link_id if link is not None else b"")
         return True
 
     def welcome(self, sock: socket.socket, peer: str, link_id: bytes) -> None:
-        self._end_session(peer)
+        link = self._links.get(peer)
+        if link is None or link.link_id != link_id:
+            sock.close()  # a newer link of the peer came up meanwhile
+            return
         session = OwnerSession(sock, peer, self._context, self._digests, self._forget)
-        self._sessions[peer] = session
+        link.sessions.append(session)
         session.start()
 
-    def _end_session(self, peer: str) -> None:
-        session = self._sessions.get(peer)
-        if session is not None:
-            session.close("the peer connected anew")
+    def _stream(self, sock: socket.socket, peer: str) -> CallerStream:
+        return CallerStream(sock, peer, self._context.limits)
+
+    def _end(self, peer: str, reason: str) -> None:
+        link = self._links.pop(peer, None)
+        if link is not None:
+            for session in list(link.sessions):
+                session.close(reason)
 
     def _forget(self, session: OwnerSession) -> None:
-        if self._sessions.get(session.peer) is session:
-            del self._sessions[session.peer]
+        link = self._links.get(session.peer)
+        if link is None or session not in link.sessions:
+            return
+        link.sessions.remove(session)
+        if not link.sessions:
+            del self._links[session.peer]
+
+    def _forget_unused(self) -> None:
+        """Links whose first stream broke off before its WELCOME leave an entry."""
+        if len(self._links) > 2 * self._context.limits.connections_max:
+            self._links = {peer: link for peer, link in self._links.items() if link.sessions}
+
+
+def _dialled(tasks: list[asyncio.Task[socket.socket]], peer: str) -> list[socket.socket]:
+    """Of the tasks that are done, the connections; a peer that gives none has its reason."""
+    socks = []
+    for task in tasks:
+        try:
+            socks.append(task.result())
+        except TransferError as error:
+            _log.info("the link to %s has a stream less: %s", peer, error)
+    return socks
+
+
+async def _discard(tasks: list[asyncio.Task[socket.socket]]) -> None:
+    """End dials that nobody waits for any more."""
+    for task in tasks:
+        task.cancel()
+    for result in await asyncio.gather(*tasks, return_exceptions=True):
+        if isinstance(result, socket.socket):
+            result.close()

@@ -10,7 +10,7 @@ import pytest
 from tests.support.eventually import eventually
 from tests.support.transfer import no_leaks, pattern
 
-from kvtransfer import Access, GrantError, Limits, Region, TransferError
+from kvtransfer import Access, GrantError, Limits, PeerLostError, Region, TransferError
 from kvtransfer import verification as digests
 from kvtransfer.errors import ArrivalError, ChecksumError
 from kvtransfer.grants import Arrival, Grant, GrantTable
@@ -71,14 +71,14 @@ def checked(ranges: object) -> Ranges:
     return checked_ranges(ranges, SIZE, "ranges")
 
 
-LIMITS = Limits(turn_bytes=256 << 10)
+LIMITS = Limits(turn_bytes=256 << 10, tcp_part_bytes_min=MIB)
 
 
-@pytest.fixture
-async def near() -> AsyncIterator[End]:
+@pytest.fixture(params=[1, 3], ids=["one stream", "three streams"])
+async def near(request: pytest.FixtureRequest) -> AsyncIterator[End]:
     """Has a pattern; the one that calls."""
     async with no_leaks():
-        end = await End.start("near", pattern(SIZE), LIMITS)
+        end = await End.start("near", pattern(SIZE), replace(LIMITS, tcp_streams=request.param))
         yield end
         await end.transport.close()
 
@@ -205,7 +205,7 @@ async def test_a_grant_revoked_while_the_digest_is_made_gets_no_tag(
         assert not revoking.done()  # the memory is still read
         go_on.set()
         await revoking
-    assert raised.value.landed == ((0, 5 * MIB),)
+    assert sum(count for _, count in raised.value.landed) > MIB
     assert far.arrivals == []
 
 
@@ -222,7 +222,104 @@ async def test_an_error_says_what_landed(near: End, far: End, link: Link, access
     await far.revoke(grant)
     with pytest.raises(TransferError) as raised:
         await moving
-    ((start, count),) = raised.value.landed
-    assert start == 0
-    assert MIB < count < SIZE
-    assert np.array_equal(target.memory[:count], source.memory[:count])
+    landed = raised.value.landed
+    assert landed[0][0] == 0
+    assert MIB < sum(count for _, count in landed) < SIZE
+    for start, count in landed:
+        assert np.array_equal(target.memory[start : start + count], source.memory[start : start + count])
+
+
+@pytest.mark.parametrize("access", [Access.WRITE, Access.READ])
+async def test_a_large_call_takes_all_streams_and_a_small_one_takes_one(
+    near: End, far: End, link: Link, access: Access
+) -> None:
+    streams = near.context.limits.tcp_streams
+    grant = far.grant(access)
+    move = link.write if access is Access.WRITE else link.read
+    source, target = (near, far) if access is Access.WRITE else (far, near)
+    source.memory[:] = pattern(SIZE, seed=6)
+    target.memory[:] = 0
+    large = near.call(grant.token, [(MIB, 5 * MIB), (0, MIB // 2), (7 * MIB, MIB)])
+    await move(large)
+    assert far.served().served_writes + far.served().served_reads == streams
+    for at, length in large.remote.tolist():
+        assert np.array_equal(target.memory[at : at + length], source.memory[at : at + length])
+    assert not target.memory[MIB // 2 : MIB].any()
+    await move(near.call(grant.token, SMALL))
+    assert far.served().served_writes + far.served().served_reads == streams + 1
+
+
+async def test_a_small_call_overtakes_a_large_one_on_another_stream(near: End, far: End) -> None:
+    limits = replace(LIMITS, tcp_streams=2, tcp_part_bytes_min=SIZE)
+    two = TcpTransport(replace(near.context, limits=limits), "127.0.0.1", 0, "127.0.0.1")
+    link = await two.dial(far.address, "far")
+    grant = far.grant()
+    large = asyncio.create_task(link.write(near.call(grant.token)))
+    await eventually(lambda: grant.landed_bytes > 0)
+    await link.write(near.call(grant.token, SMALL))
+    assert not large.done()
+    assert {len(session._serving) for session in far.transport._links["near"].sessions} == {0, 1}
+    await large
+    link.close()
+
+
+async def test_a_write_that_was_given_up_does_not_land_after_a_newer_one(
+    near: End, far: End, link: Link
+) -> None:
+    """Whatever streams the two take: what still was under way of the first is thrown away or comes before."""
+    grant = far.grant()
+    pieces = [(at, MIB // 2) for at in range(0, SIZE, MIB // 2)]
+    for more in range(0, 5 * MIB, MIB):
+        near.memory[:] = 1
+        far.memory[:] = 0
+        landed = grant.landed_bytes
+        first = asyncio.create_task(link.write(near.call(grant.token)))
+        await eventually(lambda least=landed + more: grant.landed_bytes > least)
+        first.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await first
+        near.memory[:] = 2
+        await asyncio.gather(*(link.write(near.call(grant.token, [piece])) for piece in pieces))
+        assert (far.memory == 2).all()
+        await link.write(near.call(grant.token, SMALL))
+        assert (far.memory == 2).all()
+
+
+async def test_a_lost_stream_takes_the_link_with_it(near: End, far: End, link: Link) -> None:
+    grant = far.grant()
+    calls = [asyncio.create_task(link.write(near.call(grant.token))) for _ in range(4)]
+    await eventually(lambda: grant.landed_bytes > 0)
+    far.transport._links["near"].sessions[-1].close("a test")
+    for call in calls:
+        with pytest.raises(PeerLostError):
+            await call
+    assert link.closed
+    await eventually(lambda: "near" not in far.transport._links)
+    again = await near.transport.dial(far.address, "far")
+    await again.write(near.call(grant.token))
+    again.close()
+
+
+async def test_a_newer_link_ends_all_streams_of_the_older_one_first(near: End, far: End, link: Link) -> None:
+    older = far.transport._links["near"]
+    grant = far.grant()
+    writing = asyncio.create_task(link.write(near.call(grant.token)))
+    await eventually(lambda: grant.landed_bytes > 0)
+    assert far.transport.admit("near", b"newer")
+    assert older.sessions
+    assert all(session._connection.closed for session in older.sessions)
+    with pytest.raises(PeerLostError):
+        await writing
+    # A stream of the older link whose handshake took longer must not end the newer link.
+    assert not far.transport.admit("near", older.link_id)
+    assert far.transport.admit("near", b"newer")
+
+
+async def test_a_link_lives_with_fewer_streams_if_the_owner_has_no_room(near: End) -> None:
+    far = await End.start("far", np.zeros(SIZE, np.uint8), replace(LIMITS, connections_max=2))
+    link = await near.transport.dial(far.address, "far")
+    assert len(far.transport._links["near"].sessions) == min(2, near.context.limits.tcp_streams)
+    await link.write(near.call(far.grant().token))
+    assert np.array_equal(near.memory, far.memory)
+    link.close()
+    await far.transport.close()

@@ -1,0 +1,118 @@
+"""A link to one peer over several streams: which stream takes what.
+
+A small call goes to the stream with the fewest bytes under way, so that it does not wait behind a large
+one; a large call is cut into parts, each on a stream of its own. A stream that is lost takes the link with
+it.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
+from functools import partial
+
+from kvtransfer.errors import PeerLostError, TransferError
+from kvtransfer.kinds import TransportKind
+from kvtransfer.limits import Limits
+from kvtransfer.memory import no_ranges
+from kvtransfer.parts import Part, cut
+from kvtransfer.tcp.caller import CallerStream
+from kvtransfer.transport import Call, LocalMemory
+
+_Move = Callable[[CallerStream, Call], Coroutine[None, None, None]]
+
+
+class TcpLink:
+    """Implements `transport.Link` over at least one stream; its streams are its own from now on."""
+
+    kind = TransportKind.TCP
+
+    def __init__(self, streams: Sequence[CallerStream], peer: str, limits: Limits) -> None:
+        self._streams = tuple(streams)
+        self._peer = peer
+        self._limits = limits
+        for stream in self._streams:
+            stream.start(self._lost)
+
+    @property
+    def closed(self) -> bool:
+        return self._streams[0].closed
+
+    async def write(self, call: Call) -> None:
+        if len(self._streams) > 1:
+            await self._settled()
+        parts = self._parts(call)
+        if len(parts) == 1:
+            await self._least_busy().write(call)
+            return
+        await self._together(parts, partial(CallerStream.write, tag_follows=bool(call.tag)))
+        if call.tag:
+            # All parts are DONE: their bytes are visible, whichever stream they took.
+            nothing = LocalMemory(call.memory.region, no_ranges(), 0)
+            last = replace(call, memory=nothing, remote=no_ranges(), verify=False)
+            await self._least_busy().write(last, earlier_bytes=call.memory.payload_bytes)
+
+    async def read(self, call: Call) -> None:
+        parts = self._parts(call)
+        if len(parts) == 1:
+            await self._least_busy().read(call)
+        else:
+            await self._together(parts, CallerStream.read)
+
+    def close_if_stalled(self) -> None:
+        silent_s = max(stream.silent_s() for stream in self._streams)
+        if silent_s >= self._limits.stall_s_max:
+            self._lost(PeerLostError(f"{self._peer} stalls for {silent_s:.1f} s"))
+
+    def close(self) -> None:
+        self._lost(PeerLostError(f"the connection to {self._peer} was closed"))
+
+    async def _settled(self) -> None:
+        """What is still under way of writes that were given up must not land after a newer write that takes
+        another stream: wait until the owner answered them."""
+        while waiting := [stream.settling for stream in self._streams if stream.settling is not None]:
+            await asyncio.wait(waiting)
+
+    def _parts(self, call: Call) -> list[Part]:
+        payload_bytes = call.memory.payload_bytes
+        if len(self._streams) == 1 or payload_bytes < 2 * self._limits.tcp_part_bytes_min:
+            return [Part(0, call)]
+        return cut(call, min(len(self._streams), payload_bytes // self._limits.tcp_part_bytes_min))
+
+    def _least_busy(self) -> CallerStream:
+        if len(self._streams) == 1:
+            return self._streams[0]
+        return min(self._streams, key=lambda stream: stream.outstanding_bytes)
+
+    async def _together(self, parts: Sequence[Part], move: _Move) -> None:
+        """Each part on its own stream. The first error is the call's, with what landed of all parts."""
+        landed: list[tuple[int, int]] = []
+
+        async def one(stream: CallerStream, part: Part) -> None:
+            try:
+                await move(stream, part.call)
+            except TransferError as error:
+                landed.extend((part.start + start, count) for start, count in error.landed)
+                raise
+            landed.append((part.start, part.call.memory.payload_bytes))
+
+        streams = sorted(self._streams, key=lambda stream: stream.outstanding_bytes)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for stream, part in zip(streams, parts, strict=False):
+                    tasks.create_task(one(stream, part))
+        except ExceptionGroup as group:
+            error = _first(group)
+            if isinstance(error, TransferError):
+                error.landed = tuple(sorted(landed))
+            raise error from None
+
+    def _lost(self, error: TransferError) -> None:
+        for stream in self._streams:
+            stream.close(error)
+
+
+def _first(group: ExceptionGroup[Exception]) -> Exception:
+    error: Exception = group
+    while isinstance(error, ExceptionGroup):
+        error = error.exceptions[0]
+    return error
