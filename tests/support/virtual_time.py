@@ -1,4 +1,4 @@
-"""An event loop whose clock jumps to the next timer as soon as nothing else is to be done: no wait takes time.
+"""An event loop whose clock jumps to the next timer once nothing else is to be done: no wait takes time.
 
 For code that only waits for timers and for its own tasks; nothing may come from outside the loop.
 """
