@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -29,9 +29,11 @@ Memory = npt.NDArray[np.uint8]
 
 
 def make_endpoint(
-    transport: str, name: str, *, secret: bytes = SECRET, limits: Limits | None = None
+    transport: str | Sequence[str], name: str, *, secret: bytes = SECRET, limits: Limits | None = None
 ) -> Endpoint:
-    return Endpoint(name, secret, limits=limits, transports=[TransportKind(transport)])
+    """With this transport alone, or with these."""
+    kinds = [transport] if isinstance(transport, str) else transport
+    return Endpoint(name, secret, limits=limits, transports=[TransportKind(kind) for kind in kinds])
 
 
 def pattern(count: int, seed: int = 1) -> Memory:
@@ -84,7 +86,7 @@ async def firing(call: Callable[[], Awaitable[object]]) -> None:
 
 @asynccontextmanager
 async def side(
-    transport: str,
+    transport: str | Sequence[str],
     name: str,
     memory: Memory,
     *,
@@ -107,7 +109,8 @@ async def no_leaks() -> AsyncIterator[None]:
     await asyncio.sleep(0)
     # A fixture's two halves run in tasks of their own.
     assert asyncio.all_tasks() - tasks - {asyncio.current_task()} == set()
-    assert _open_files() - descriptors == set()
+    leaked = _open_files() - descriptors
+    assert leaked == set(), leaked
 
 
 def _open_files() -> set[str]:
