@@ -88,12 +88,12 @@ async def measure(
     transport: str | None,
     repeats: int,
 ) -> list[Measurement]:
-    """`repeats` rounds of each case. Raises CommandError where the transport is not to be had, where decode
-    gets other bytes than prefill computed, or where the model takes no prompt of that length."""
+    """`repeats` rounds of each case. Raises CommandError where the transport is not to be had or fails, where
+    decode gets other bytes than prefill computed, or where the model takes no prompt of that length."""
     # Here, and not above: torch takes longer to import than other commands to run.
     from engine.model_folder import ModelConfig
     from engine.models import resolve_model
-    from kvtransfer import TransportUnavailable
+    from kvtransfer import TransferError, TransportUnavailable
     from moonpool.benchmarks.handover_under_test import HandoverUnderTest, WrongBytes
 
     folder = resolve_model(model, moonpool_home(), _say)
@@ -125,7 +125,7 @@ async def measure(
             return results
     except TransportUnavailable as error:
         raise CommandError(f"not to be had here: {error}") from error
-    except WrongBytes as error:
+    except (WrongBytes, TransferError) as error:
         raise CommandError(str(error)) from error
 
 

@@ -87,10 +87,10 @@ def run(options: argparse.Namespace) -> int:
 async def measure(
     transports: Sequence[str], rows: Sequence[Row], repeats: int, memory_bytes: int = MEMORY_BYTES
 ) -> list[Measurement]:
-    """Row by row, `repeats` rounds of each. Raises CommandError where no transport is to be had, or where
-    the wrong bytes arrive."""
+    """Row by row, `repeats` rounds of each. Raises CommandError where no transport is to be had, where one
+    fails, or where the wrong bytes arrive."""
     # Here, and not above: other commands need none of it.
-    from kvtransfer import TransportUnavailable
+    from kvtransfer import TransferError, TransportUnavailable
     from moonpool.benchmarks.transfer_caller import TransferCaller, WrongTransfer
     from moonpool.benchmarks.transfer_ceilings import Ceilings
 
@@ -113,8 +113,8 @@ async def measure(
             _say(row.name)
             try:
                 rounds = await _rounds(row, callers, ceilings, repeats)
-            except WrongTransfer as error:
-                raise CommandError(str(error)) from error
+            except (WrongTransfer, TransferError) as error:
+                raise CommandError(f"{row.name}: {error}") from error
             results += summarise(row, rounds, machine_context())
     return results
 

@@ -52,7 +52,7 @@ class TransferCaller:
             yield cls(transport, BenchMemory.touched(memory_bytes), pair, tokens)
 
     async def verify(self, direction: Direction, row: Row) -> None:
-        """Some calls at once whose bytes are looked at on both sides. Raises WrongTransfer."""
+        """Some calls at once whose bytes are looked at on both sides. Raises WrongTransfer, TransferError."""
         source, target = sides(direction)
         about = {"row": [row.ranges, row.range_bytes], "first": 0, "calls": row.verified_calls}
         await self._ask(source, "fill", **about)
@@ -61,9 +61,7 @@ class TransferCaller:
         sent = await self._ask(source, "digest", **about)
         arrived = await self._ask(target, "digest", **about)
         if sent != arrived:
-            raise WrongTransfer(
-                f"{self.transport} {direction} {row.name}: {arrived} arrived, {sent} was sent"
-            )
+            raise WrongTransfer(f"{self.transport} {direction}: other bytes arrived than were sent")
 
     async def sample(self, direction: Direction, row: Row, first: int, calls: int, depth: int) -> Sample:
         """Times `calls` calls from number `first` of the walk on, `depth` at once."""
