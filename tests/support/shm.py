@@ -12,6 +12,7 @@ from tests.support.transfer_peer import SECRET
 from kvtransfer import Access, Grant, Limits
 from kvtransfer.grants import GrantTable
 from kvtransfer.memory import Region, RegisterableBuffer, checked_ranges, total_bytes
+from kvtransfer.shared_buffer import SharedBuffer
 from kvtransfer.shm.caller import CallerLink
 from kvtransfer.shm.transport import ShmTransport
 from kvtransfer.statistics import Statistics
@@ -69,3 +70,5 @@ async def shm_side(
             await transport.quiesce(grant)
         await transport.close()
         region.drop()
+        if isinstance(buffer, SharedBuffer):
+            buffer.close()

@@ -58,9 +58,10 @@ class Board:
             self._free.append(slot.index)
 
     def close(self) -> None:
-        """Take all back."""
+        """Take all back; again is harmless."""
         for index in range(self._used):
             self._words[index] = _SHUT
+        self._used = 0
         self._words.release()
         self.memory.close()
 

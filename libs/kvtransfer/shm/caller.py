@@ -36,7 +36,7 @@ from kvtransfer.shm.copying import Copy, Outcome
 from kvtransfer.shm.frames import GoFrame, MovedFrame, OwnKind, PutFrame
 from kvtransfer.shm.memories import Exports, Imports, PeerMemory
 from kvtransfer.shm.resources import Resources
-from kvtransfer.shm.system import PeerProcess, address_of
+from kvtransfer.shm.system import PeerProcess
 from kvtransfer.stream import frames
 from kvtransfer.stream.frames import Header, Kind, TransferRequest
 from kvtransfer.transport import Call
@@ -88,13 +88,20 @@ _NOTHING = np.empty(0, np.int64)
 class _Pending:
     """A request that the owner did not answer yet."""
 
-    __slots__ = ("future", "go", "is_put", "payload_bytes")
+    __slots__ = ("failure", "future", "go", "is_put", "payload_bytes")
 
     def __init__(self, is_put: bool, payload_bytes: int) -> None:
         self.future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.is_put = is_put
         self.payload_bytes = payload_bytes
         self.go: GoFrame | None = None
+        self.failure: TransferError | None = None
+
+    def settle(self, failure: TransferError | None) -> None:
+        """Wake its caller, unless that gave up."""
+        self.failure = failure
+        if not self.future.done():
+            self.future.set_result(None)
 
 
 class CallerLink:
@@ -193,7 +200,7 @@ class CallerLink:
             case OwnKind.REGION:
                 self._imports.on_region(body)
             case OwnKind.DROP:
-                self._imports.on_drop(body)
+                self._on_drop(body)
             case _:
                 self._imports.on_board()
 
@@ -201,8 +208,7 @@ class CallerLink:
         self._error = error
         pending, self._pending = self._pending, {}
         for entry in pending.values():
-            if not entry.future.done():
-                entry.future.set_exception(error)
+            entry.settle(error)
         for copy in list(self._copies):
             self._resources.threads.stop(copy)
         if self._reporting is not None:
@@ -210,6 +216,11 @@ class CallerLink:
         self._admissions.clear()
         self._imports.close()
         self._on_end(self)
+
+    def _on_drop(self, body: bytes) -> None:
+        dropped = self._imports.on_drop(body)
+        for token in [token for token, kept in self._admissions.items() if kept.memory is dropped]:
+            del self._admissions[token]
 
     def _next_request(self) -> int:
         pending_max = _PENDING_PER_IN_FLIGHT * self._limits.transfers_in_flight_max
@@ -223,10 +234,12 @@ class CallerLink:
     async def _ask(self, frame: bytes, pending: "_Pending") -> None:
         """Send a request; returns when the owner granted it, raises its error otherwise."""
         if self._error is not None:  # a frame before it met the end of the connection
-            raise self._error
+            raise _anew(self._error)
         self._pending[self._last_request] = pending
         self._channel.send(frame)
         await pending.future
+        if pending.failure is not None:
+            raise _anew(pending.failure)
 
     def _settle(self, request: int, answer: GoFrame | int | TransferError) -> None:
         pending = self._pending.get(request)
@@ -243,12 +256,7 @@ class CallerLink:
             pending.go = answer if isinstance(answer, GoFrame) else None
         # A malformed answer raised above, while the request is still among those that the close fails.
         del self._pending[request]
-        if pending.future.done():
-            return  # its caller gave up
-        if isinstance(answer, TransferError):
-            pending.future.set_exception(answer)
-        else:
-            pending.future.set_result(None)
+        pending.settle(answer if isinstance(answer, TransferError) else None)
 
     async def _give_up(self, request: int, pending: "_Pending") -> None:
         """The caller of a PUT is cancelled: wait a little until the owner does not touch its source any more.
@@ -260,10 +268,6 @@ class CallerLink:
         pending.future = asyncio.get_running_loop().create_future()
         self._channel.send(frames.pack_abort(request))
         await asyncio.wait([pending.future], timeout=ABORT_S_MAX)
-        if pending.future.done():
-            pending.future.exception()  # so that nobody misses it
-        else:
-            pending.future.cancel()
 
     async def _admitted(self, call: Call) -> tuple[_Admission, bytes]:
         """Ask the owner; its digest comes along if the call wants to verify."""
@@ -275,7 +279,7 @@ class CallerLink:
         go = pending.go
         assert go is not None
         if self._error is not None:
-            raise self._error
+            raise _anew(self._error)
         try:
             admission = self._understood(go, call)
         except FrameError as error:
@@ -303,10 +307,8 @@ class CallerLink:
 
     async def _copy(self, call: Call, admission: _Admission) -> None:
         target = call.memory
-        view = target.region.view
         copy = self._resources.copy(
-            *(target.ranges, address_of(view), call.remote, admission.memory, admission.permission),
-            kept=(view,),
+            target.ranges, target.region, call.remote, admission.memory, admission.permission
         )
         if self._resources.runs_inline(target.payload_bytes):
             copy.run()
@@ -338,7 +340,7 @@ class CallerLink:
 
     def _failure(self, call: Call, outcome: Outcome | None) -> TransferError:
         if self._error is not None:
-            return self._error.__class__(*self._error.args)
+            return _anew(self._error)
         if outcome is Outcome.WITHDRAWN:
             self._admissions.pop(call.token, None)
             return GrantError("the grant was revoked")
@@ -361,6 +363,13 @@ class CallerLink:
         self._reporting = None
         moved, self._moved = self._moved, MovedFrame(0, 0, 0)
         self._channel.send(own.pack_moved(moved))
+
+
+def _anew(error: TransferError) -> TransferError:
+    """To be raised in place of one that is kept, whose traceback would keep frames and their memory."""
+    copied = type(error)(*error.args)
+    copied.landed = error.landed
+    return copied
 
 
 def _serves(admission: _Admission, ranges: Ranges) -> bool:

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from kvtransfer.errors import FrameError
-from kvtransfer.memory import Ranges, Region
+from kvtransfer.memory import Ranges, Region, address_of
 from kvtransfer.shared_buffer import SharedBuffer, SharedBufferError
 from kvtransfer.shm import frames
 from kvtransfer.shm.board import Board, BoardView, Permission
 from kvtransfer.shm.channel import Channel
 from kvtransfer.shm.frames import RegionFrame
-from kvtransfer.shm.system import Mapping, PeerProcess, address_of
+from kvtransfer.shm.system import Mapping, PeerProcess
 
 
 class Exports:
@@ -34,10 +34,9 @@ class Exports:
         if region.region_id in self._told:
             return
         self._told.add(region.region_id)
-        view = region.view
-        address = address_of(view)
-        descriptor, offset = _shared(view, address)
-        told = RegionFrame(region.region_id, region.region_bytes, descriptor is not None, offset, address)
+        descriptor, offset = _shared(region)
+        mapped = descriptor is not None
+        told = RegionFrame(region.region_id, region.region_bytes, mapped, offset, region.address)
         self._channel.send(frames.pack_region(told), descriptor)
 
     def drop(self, region: Region) -> None:
@@ -47,13 +46,13 @@ class Exports:
             self._channel.send(frames.pack_drop(region.region_id))
 
 
-def _shared(view: memoryview, address: int) -> tuple[int | None, int]:
-    """The descriptor that peers can map, if there is one, and where the view begins in it."""
-    buffer = view.obj
+def _shared(region: Region) -> tuple[int | None, int]:
+    """The descriptor that peers can map, if there is one, and where the region begins in it."""
+    buffer = region.view.obj
     if not isinstance(buffer, SharedBuffer):
         return None, 0
     try:
-        return buffer.fileno(), address - address_of(memoryview(buffer))
+        return buffer.fileno(), region.address - address_of(memoryview(buffer))
     except SharedBufferError:
         return None, 0
 
@@ -108,8 +107,9 @@ class Imports:
             memory = PeerMemory(mapping.address + told.offset, told.region_bytes, mapping, None)
         self._regions[told.region_id] = memory
 
-    def on_drop(self, body: bytes) -> None:
-        self._regions.pop(frames.parse_drop(body), None)
+    def on_drop(self, body: bytes) -> PeerMemory | None:
+        """What was dropped, for others to let go of as well."""
+        return self._regions.pop(frames.parse_drop(body), None)
 
     def region(self, region_id: int) -> PeerMemory:
         memory = self._regions.get(region_id)

@@ -22,7 +22,7 @@ from kvtransfer.shm.copying import Copy, Outcome
 from kvtransfer.shm.frames import GoFrame, OwnKind, PutFrame
 from kvtransfer.shm.memories import Exports, Imports
 from kvtransfer.shm.resources import Resources
-from kvtransfer.shm.system import PeerProcess, address_of
+from kvtransfer.shm.system import PeerProcess
 from kvtransfer.stream import frames
 from kvtransfer.stream.frames import ErrorCode, Header, Kind
 from kvtransfer.transport import TransportContext
@@ -174,10 +174,8 @@ class OwnerSession:
         permission = self._imports.permission(wanted.slot, wanted.epoch)
         if not memory.covers(wanted.source) or int(wanted.source[:, 1].sum()) != wanted.request.payload_bytes:
             raise FrameError(f"the source of request {put.request} leaves its region or is not its payload")
-        view = put.grant.region.view
-        return self._resources.copy(
-            put.ranges, address_of(view), wanted.source, memory, permission, kept=(view,)
-        )
+        region = put.grant.region
+        return self._resources.copy(put.ranges, region, wanted.source, memory, permission)
 
     def _count(self, put: _Put) -> None:
         """What landed so far."""

@@ -4,7 +4,7 @@ Owns the walk over two differently cut lists, and cutting the pieces into chunks
 each side, which is the one that is short, goes without arrays.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from kvtransfer.memory import Ranges
 
-Piece = tuple[int, int, int]
+Piece = Sequence[int]
 """Address to copy to, address to copy from, count in bytes (> 0)."""
 
 Chunk = tuple[int, int, int]

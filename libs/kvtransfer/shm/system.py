@@ -80,11 +80,6 @@ def reads_itself() -> bool:
         return False
 
 
-def address_of(view: memoryview) -> int:
-    """Where the first byte of a writable view is; good for as long as somebody holds the view."""
-    return ctypes.addressof(ctypes.c_char.from_buffer(view))
-
-
 class Mapping:
     """A file of a peer, mapped read-only; unmapped with the last reference to this object."""
 

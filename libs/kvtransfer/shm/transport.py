@@ -25,7 +25,7 @@ PATH_BYTES_MAX = 107
 """Of a unix socket's address, by Linux."""
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _NETWORK = Path("/proc/self/ns/net")
-_NAME_BYTES = 16
+_NAME_BYTES = 8
 
 
 class ShmTransport:
