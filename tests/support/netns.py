@@ -116,7 +116,7 @@ def host_pair() -> Iterator[HostPair]:
     if reason is not None:
         _unavailable(reason)
     for name in stale(_names(), time.time()):
-        _ip("netns", "del", name)
+        _remove(name)
     stem = f"{PREFIX}{int(time.time())}-{secrets.token_hex(3)}"
     pair = HostPair(
         Host(f"{stem}-near", "10.213.77.1", "02:6d:70:00:00:01"),
@@ -130,7 +130,7 @@ def host_pair() -> Iterator[HostPair]:
         yield pair
     finally:
         for name in {pair.near.namespace, pair.far.namespace} & set(_names()):
-            _ip("netns", "del", name)
+            _remove(name)
 
 
 def stale(names: list[str], now_s: float) -> list[str]:
@@ -172,6 +172,15 @@ def _make(pair: HostPair) -> None:
         _ip(*inside, "address", "add", f"{host.address}/30", "dev", host.interface)
         _ip(*inside, "link", "set", "lo", "up")
         _ip(*inside, "link", "set", host.interface, "up")
+
+
+def _remove(name: str) -> None:
+    """Its interfaces go with it, and the other end of the link with them."""
+    try:
+        _ip("netns", "del", name)
+    except NamespaceError:
+        if name in _names():  # otherwise another run was faster
+            raise
 
 
 def _lacking() -> str | None:
