@@ -282,12 +282,8 @@ class RdmaLink:
         if not call.memory.payload_bytes:
             return None
         region, pieces = call.memory.region, pieces_of(call.memory.ranges)
-        devices = self._devices[:lanes]
-        known = self._registrations.known(region, pieces, devices)
-        if known is not None:
-            return known
         try:
-            return await self._registrations.make(region, pieces, devices)
+            return await self._registrations.make(region, pieces, self._devices[:lanes])
         except OSError as error:
             raise TransportUnfit(f"memory cannot be registered for rdma: {error}") from error
 

@@ -30,6 +30,7 @@ class Registrations:
     def __init__(self, devices: Sequence[Device]) -> None:
         self._devices = devices
         self._regions: dict[int, dict[tuple[int, int], Registration]] = {}
+        self._turns: dict[int, asyncio.Lock] = {}
 
     def known(self, region: Region, pieces: Sequence[int], devices: Sequence[int]) -> PieceKeys | None:
         """The keys, if all of these pieces are registered with all of these devices already."""
@@ -54,24 +55,30 @@ class Registrations:
     ) -> PieceKeys | None:
         """The keys, after registering what is missing; the loop gets its turn between registrations.
 
-        None as soon as they are not wanted any more. Raises OSError where a device refuses, RangeError if
-        the region was unregistered.
+        Calls for one region are served in the order in which they came. None as soon as the keys are not
+        wanted any more. Raises OSError where a device refuses, RangeError if the region was unregistered.
         """
-        while (keys := self.known(region, pieces, devices)) is None:
-            made = self._regions.setdefault(region.region_id, {})
-            piece, device = next(
-                (piece, device) for piece in pieces for device in devices if (piece, device) not in made
-            )
-            start = piece * PIECE_BYTES
-            length = min(PIECE_BYTES, region.region_bytes - start)
-            made[piece, device] = self._devices[device].register(address_of(region) + start, length)
-            await asyncio.sleep(0)
-            if not still_wanted():
-                return None
-        return keys
+        async with self._turns.setdefault(region.region_id, asyncio.Lock()):
+            while still_wanted():
+                keys = self.known(region, pieces, devices)
+                if keys is not None:
+                    return keys
+                self._register_next(region, pieces, devices)
+                await asyncio.sleep(0)
+        return None
+
+    def _register_next(self, region: Region, pieces: Sequence[int], devices: Sequence[int]) -> None:
+        made = self._regions.setdefault(region.region_id, {})
+        piece, device = next(
+            (piece, device) for piece in pieces for device in devices if (piece, device) not in made
+        )
+        start = piece * PIECE_BYTES
+        length = min(PIECE_BYTES, region.region_bytes - start)
+        made[piece, device] = self._devices[device].register(address_of(region) + start, length)
 
     def release(self, region: Region) -> None:
         """Nothing of the region is in use any more."""
+        self._turns.pop(region.region_id, None)
         for registration in self._regions.pop(region.region_id, {}).values():
             registration.close()
 
