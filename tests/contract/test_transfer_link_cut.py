@@ -137,11 +137,12 @@ async def flap(hosts: HostPair, kind: Cut) -> None:
         await asyncio.sleep(FLAP_S)
 
 
+@pytest.mark.parametrize("do", ["write", "read"])
 @pytest.mark.parametrize("kind", list(Cut))
 async def test_a_flapping_link_costs_a_patient_call_only_time(
-    hosts: HostPair, caller: PeerProcess, owner: PeerProcess, kind: Cut
+    hosts: HostPair, caller: PeerProcess, owner: PeerProcess, kind: Cut, do: str
 ) -> None:
-    _, task = await begun("write", caller, owner)
+    _, task = await begun(do, caller, owner)
     connections = tcp_counter(owner.pid, "PassiveOpens")
     await flap(hosts, kind)
     hosts.unshape()
