@@ -6,6 +6,7 @@ A token is 128 random bits and the generation; what it allows is kept on this si
 
 import logging
 import secrets
+from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -15,7 +16,7 @@ import numpy.typing as npt
 
 from kvtransfer.errors import ArrivalError, BusyError, GrantError, RangeError
 from kvtransfer.limits import NAME_BYTES_MAX
-from kvtransfer.memory import Ranges, Region, checked_ranges
+from kvtransfer.memory import FEW_RANGES, Ranges, Region, checked_ranges
 
 _TOKEN_VERSION = "g1"
 
@@ -59,8 +60,14 @@ class Grant:
             return True
         if len(self.starts) == 0:
             return False
+        if len(ranges) <= FEW_RANGES:
+            return all(self._covers_one(offset, length) for offset, length in ranges.tolist())
         at = np.searchsorted(self.starts, ranges[:, 0], side="right") - 1
         return bool(((at >= 0) & (ranges[:, 0] + ranges[:, 1] <= self.ends[at])).all())
+
+    def _covers_one(self, offset: int, length: int) -> bool:
+        at = bisect_right(self.starts, offset) - 1
+        return at >= 0 and offset + length <= int(self.ends[at])
 
     def arrived(self, tag: bytes, payload_bytes: int) -> None:
         """Hand a tag over, once, on the event loop, after the bytes that it belongs to are visible.

@@ -101,11 +101,12 @@ def total_bytes(ranges: Ranges) -> int:
 
 def _few_pairs(ranges: npt.ArrayLike) -> list[list[int]] | None:
     """An array of a few ranges as Python's integers, which are quicker for so few; None for all else."""
-    if isinstance(ranges, list | tuple) and len(ranges) <= FEW_RANGES:
+    if not isinstance(ranges, np.ndarray):
+        if not isinstance(ranges, list | tuple) or len(ranges) > FEW_RANGES:
+            return None
         ranges = np.asarray(ranges)
-    if not isinstance(ranges, np.ndarray) or ranges.dtype.kind not in "iu" or ranges.ndim != 2:
-        return None
-    if not 0 < len(ranges) <= FEW_RANGES or ranges.shape[1] != 2:
+    shape = ranges.shape
+    if len(shape) != 2 or shape[1] != 2 or not 0 < shape[0] <= FEW_RANGES or ranges.dtype.kind not in "iu":
         return None
     pairs: list[list[int]] = ranges.tolist()
     return pairs
@@ -149,32 +150,20 @@ class Cursor:
     """A position in the bytes of some ranges of a region, handed out without a copy: as views, or, of many
     small ranges, as rows (address, length) for the kernel, so that no object is made for each."""
 
-    __slots__ = (
-        "_ends",
-        "_index",
-        "_lengths",
-        "_offsets",
-        "_skip",
-        "_table",
-        "_view",
-        "payload_bytes",
-        "remaining",
-    )
+    __slots__ = ("_ends", "_index", "_pairs", "_skip", "_table", "_view", "payload_bytes", "remaining")
 
     def __init__(self, view: memoryview, ranges: Ranges) -> None:
         self._view = view
         self._index = 0
         self._skip = 0
-        self.payload_bytes = total_bytes(ranges)
-        self.remaining = self.payload_bytes
         self._table: npt.NDArray[np.uint64] | None = None
+        self.payload_bytes = self.remaining = total_bytes(ranges)
         if len(ranges) > FEW_RANGES and self.remaining < SMALL_RANGE_BYTES * len(ranges):
             self._table = ranges.astype(np.uint64)
             self._table[:, 0] += np.uint64(address_of(view))
             self._ends = np.cumsum(ranges[:, 1])
         else:
-            self._offsets: list[int] = ranges[:, 0].tolist()
-            self._lengths: list[int] = ranges[:, 1].tolist()
+            self._pairs: list[list[int]] = ranges.tolist()
 
     @property
     def tabled(self) -> bool:
@@ -189,10 +178,10 @@ class Cursor:
         left = min(bytes_max, self.remaining)
         index, skip = self._index, self._skip
         while left > 0 and len(views) < views_max:
-            start = self._offsets[index] + skip
-            length = min(self._lengths[index] - skip, left)
-            views.append(self._view[start : start + length])
-            left -= length
+            offset, length = self._pairs[index]
+            count = min(length - skip, left)
+            views.append(self._view[offset + skip : offset + skip + count])
+            left -= count
             index, skip = index + 1, 0
         return views
 
@@ -221,8 +210,8 @@ class Cursor:
             self._skip = done - (int(self._ends[self._index - 1]) if self._index else 0)
             return
         index, skip = self._index, self._skip + count
-        while index < len(self._lengths) and skip >= self._lengths[index]:
-            skip -= self._lengths[index]
+        while index < len(self._pairs) and skip >= self._pairs[index][1]:
+            skip -= self._pairs[index][1]
             index += 1
         self._index, self._skip = index, skip
 

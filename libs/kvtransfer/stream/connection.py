@@ -157,14 +157,13 @@ class Connection:
     def _flush(self) -> None:
         left = self._turn_bytes
         while not self.closed:
-            pieces = self._outbox.pieces()
-            if not pieces:
+            if self._outbox.empty:
                 self._arm_writer(False)
                 return
             if left <= 0:
                 break
             try:
-                count = self._send_from(pieces)
+                count = self._send_from(self._outbox.pieces())
             except (BlockingIOError, InterruptedError):
                 break
             left -= count

@@ -85,7 +85,8 @@ class Listener:
             async with asyncio.timeout(context.limits.handshake_s_max):
                 self._tune(sock)
                 admitted = await check_caller(sock, context.name, context.secret)
-                if not self._host.admit(admitted.peer, admitted.link_id):
+                in_time = await context.eras.admit(admitted.peer, admitted.link_id)
+                if not in_time or not self._host.admit(admitted.peer, admitted.link_id):
                     await loop.sock_sendall(sock, handshake.pack_refused(Refusal.BUSY))
                     return
                 await loop.sock_sendall(sock, admitted.welcome)

@@ -55,6 +55,11 @@ class Outbox:
         return len(self._frames)
 
     @property
+    def empty(self) -> bool:
+        """Nothing is to be sent."""
+        return not self._head and self._payload is None and not self._frames and not self._queue
+
+    @property
     def payload_follows(self) -> bool:
         """What `pieces` gave is the head of a batch; its payload comes next."""
         return self._payload is not None and len(self._head) > 0
@@ -125,6 +130,9 @@ class Outbox:
         """The next batch: all frames, then requests up to the first one with a payload."""
         heads = list(self._frames)
         self._frames.clear()
+        if len(heads) == 1 and not self._queue:
+            self._head = memoryview(heads[0])
+            return
         while self._queue and self._payload is None:
             outgoing = self._queue.popleft()
             if outgoing.opening:

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import secrets
 import socket
 from dataclasses import dataclass, field
 
@@ -12,7 +11,6 @@ from kvtransfer.kinds import TransportKind
 from kvtransfer.limits import STREAMS_MAX
 from kvtransfer.memory import Region
 from kvtransfer.stream import sockets
-from kvtransfer.stream.handshake import LINK_ID_BYTES
 from kvtransfer.stream.listener import Listener
 from kvtransfer.tcp.caller import CallerStream
 from kvtransfer.tcp.link import TcpLink
@@ -59,7 +57,7 @@ class TcpTransport:
     async def dial(self, address: Address, peer: str) -> TcpLink:
         """The first stream shows whether the peer is there; the others come up together, or not at all if
         the peer has no more room."""
-        link_id = secrets.token_bytes(LINK_ID_BYTES)
+        link_id = self._context.eras.link_id(peer)
         first = await sockets.authenticated(self._context, address, peer, link_id)
         more: list[asyncio.Task[socket.socket]] = []
         try:
@@ -82,6 +80,11 @@ class TcpTransport:
             for session in list(link.sessions):
                 session.stop_grant(grant)
         await self._digests.quiesce(grant)
+
+    async def end_sessions(self, peer: str, but: bytes) -> None:
+        link = self._links.get(peer)
+        if link is not None and not link.link_id.startswith(but):
+            self._end(peer, "the peer connected anew")
 
     async def release(self, region: Region) -> None:
         """Nothing of a region is kept here."""

@@ -223,8 +223,9 @@ async def test_an_error_says_what_landed(near: End, far: End, link: Link, access
     with pytest.raises(TransferError) as raised:
         await moving
     landed = raised.value.landed
-    assert landed[0][0] == 0
-    assert MIB < sum(count for _, count in landed) < SIZE
+    # The parts on other streams end with the first one that fails: less may be known of them than landed.
+    assert sum(count for _, count in landed) < SIZE
+    assert near.context.limits.tcp_streams > 1 or (landed[0][0] == 0 and landed[0][1] > MIB)
     for start, count in landed:
         assert np.array_equal(target.memory[start : start + count], source.memory[start : start + count])
 
