@@ -4,6 +4,7 @@
 #   make up      start everything and serve the default model (Ctrl-C stops it)
 #   make test    all tests
 #   make gpu     where an NVIDIA GPU is: its tests, then the attention benchmark (under 8 minutes)
+#   make rdma    let the tests of RDMA see Debian's pyverbs (package python3-pyverbs)
 #   make check   lint, format, types, import rules
 #   make clean   remove the virtual environment and the caches of the tools
 
@@ -16,6 +17,7 @@ PREFILL ?= 1
 DECODE  ?= 1
 COUPLED ?= 0
 THREADS ?= 1
+PYVERBS ?= /usr/lib/python3/dist-packages/pyverbs
 # More flags for `moonpool up`, and more arguments for pytest: make test ARGS="-k gateway -x"
 ARGS    ?=
 
@@ -28,7 +30,7 @@ PIP     := $(VENV)/bin/python -m pip --disable-pip-version-check
 STAMP   := $(VENV)/.installed
 SOURCES := libs services cli
 
-.PHONY: up test gpu check format clean
+.PHONY: up test gpu rdma check format clean
 .DELETE_ON_ERROR:
 
 up: $(STAMP)-local
@@ -41,6 +43,13 @@ test: $(STAMP)-test
 gpu: $(STAMP)-test
 	$(VENV)/bin/python -m pytest -m gpu tests/gpu $(ARGS)
 	$(VENV)/bin/moonpool bench attention
+
+# PyPI's pyverbs is source that needs rdma-core's headers; Debian's is built for the distribution's Python, 3.11.
+rdma: $(STAMP)-test
+	@[ -d $(PYVERBS) ] || { echo "no $(PYVERBS): install python3-pyverbs" >&2; exit 2; }
+	ln -sfn $(PYVERBS) "$$($(VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/pyverbs"
+	@$(VENV)/bin/python -c 'import pyverbs.device' \
+		|| { echo "$(PYVERBS) does not import into $$($(VENV)/bin/python --version)" >&2; exit 2; }
 
 check: $(STAMP)-dev
 	$(VENV)/bin/ruff check .
