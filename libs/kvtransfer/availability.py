@@ -47,6 +47,7 @@ async def start_transports(
                 transport = _made(kind, context, settings)
                 addresses.append(await transport.start())
                 transports[kind] = transport
+                context.eras.watch(transport.end_sessions)
             except TransportUnavailable as error:
                 unavailable[kind] = str(error)
                 _log.info("%s: no %s: %s", context.name, kind, error)

@@ -188,7 +188,8 @@ class Endpoint:
         if known is not None:
             self.disconnect(known)
         self._make_room()
-        peer = Peer(descriptor, diallers, self._limits, self._statistics, random.random)
+        begin_era = partial(self._context.eras.begin, descriptor.name)
+        peer = Peer(descriptor, diallers, self._limits, self._statistics, random.random, begin_era)
         self._peers[descriptor.name] = peer
         return peer
 

@@ -22,21 +22,27 @@ _log = logging.getLogger(__name__)
 
 
 class Line:
-    """A link and the calls that run on it. One that is `retired` ends with the last of them."""
+    """A link and the calls that run on it. One that is `retired` ends with the last of them. On one that is
+    `unsettled` a write was given up: its bytes may still be on their way."""
 
-    __slots__ = ("kind", "link", "retired", "running")
+    __slots__ = ("kind", "link", "retired", "running", "unsettled")
 
     def __init__(self, kind: TransportKind, link: Link) -> None:
         self.kind = kind
         self.link = link
         self.running = 0
         self.retired = False
+        self.unsettled = False
 
 
 class Lines:
     """At most one link of each kind that calls may take, and one dial of each kind at a time.
 
     Dials are tasks of their own: a call whose time ends does not end the dial that others wait for.
+
+    What a write left behind on one transport must not land after a newer write on another. So where calls
+    leave a link on which a write is not settled, a new era begins (see `eras`): no link of before takes a
+    call any more, and the owner ends them all before it welcomes the next.
     """
 
     def __init__(
@@ -45,10 +51,14 @@ class Lines:
         diallers: Mapping[TransportKind, Dialler],
         limits: Limits,
         uniform: Callable[[], float],
+        begin_era: Callable[[], None],
     ) -> None:
-        """`diallers` in the order of preference, at least one."""
+        """`diallers` in the order of preference, at least one. They dial links of the present era;
+        `begin_era` begins the next."""
         self._peer = peer
         self._diallers = diallers
+        self._begin_era = begin_era
+        self._eras = 0
         self._ladder = Ladder(tuple(diallers), limits, uniform)
         self._loop = asyncio.get_running_loop()
         self._up: dict[TransportKind, Line] = {}
@@ -91,9 +101,10 @@ class Lines:
                 return self._taken(self._up[choice.kind])
             if isinstance(choice, Dial):
                 tried.add(choice.kind)
+                era = self._eras
                 outcome = await self._dialled(choice.kind)
-                if isinstance(outcome, Line):
-                    tried.discard(choice.kind)  # it is up, or was lost since: the ladder knows
+                if isinstance(outcome, Line) or era != self._eras:
+                    tried.discard(choice.kind)  # it is up, lost since, or left: the ladder knows
                 else:
                     error = outcome
             elif error is not None:
@@ -115,16 +126,21 @@ class Lines:
         if line.retired:
             self._end_if_idle(line)
 
-    def failed(self, line: Line, error: BaseException, *, distrusted: bool) -> None:
-        """The call did not. A link that it closed is lost; one that is `distrusted` takes no more calls."""
+    def failed(self, line: Line, error: BaseException, *, distrusted: bool, settled: bool) -> None:
+        """The call did not. A link that it closed is lost; one that is `distrusted` takes no more calls.
+        Nothing lands any more of one that is `settled`: a read, or a write that the owner refused."""
         line.running -= 1
+        line.unsettled = line.unsettled or not settled
         if line.link.closed or distrusted:
             self._lose(line, error)
+        elif line.unsettled and line is not self._best:
+            self._leave_all()
         self._end_if_idle(line)
 
     def close(self) -> None:
         """End the links, whose calls fail, and the dials. Again is harmless."""
         self._closed = True
+        self._begin_era()
         for task in self._dials.values():
             task.cancel()
         for line in self._up.values():
@@ -166,6 +182,7 @@ class Lines:
         return task
 
     async def _make(self, kind: TransportKind) -> Line | TransferError:
+        era = self._eras
         try:
             link = await self._diallers[kind]()
         except TransferError as error:
@@ -175,6 +192,9 @@ class Lines:
             return error
         finally:
             del self._dials[kind]
+        if era != self._eras:
+            link.close()
+            return PeerLostError(f"the links to {self._peer} are made anew")
         line = Line(kind, link)
         self._up[kind] = line
         self._reasons.pop(kind, None)
@@ -188,6 +208,8 @@ class Lines:
         del self._up[line.kind]
         line.retired = True
         self._note_failure(line.kind, error)
+        if line.unsettled or line.running:
+            self._leave_all()
         self._move_up()
 
     def _move_up(self) -> None:
@@ -197,7 +219,20 @@ class Lines:
         self._set_better_due()
         if before is not None and before is not self._best:
             before.retired = True
+            if before.unsettled:
+                self._leave_all()
             self._end_if_idle(before)
+
+    def _leave_all(self) -> None:
+        """A new era: the links of this one end with the calls that run on them, or before."""
+        if len(self._diallers) == 1:
+            return  # a transport keeps its own order
+        self._eras += 1
+        self._begin_era()
+        left, self._up, self._best = list(self._up.values()), {}, None
+        for line in left:
+            line.retired = True
+            self._end_if_idle(line)
 
     def _note_failure(self, kind: TransportKind, error: BaseException) -> None:
         wait_s = self._ladder.failed(kind, self._loop.time())

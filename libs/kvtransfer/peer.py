@@ -39,11 +39,12 @@ class Peer:
         limits: Limits,
         statistics: Statistics,
         uniform: Callable[[], float],
+        begin_era: Callable[[], None],
     ) -> None:
         self.descriptor = descriptor
         self._statistics = statistics
         self._admission = Admission(limits)
-        self._lines = Lines(descriptor.name, diallers, limits, uniform)
+        self._lines = Lines(descriptor.name, diallers, limits, uniform, begin_era)
         self._loop = asyncio.get_running_loop()
 
     @property
@@ -182,7 +183,13 @@ class Peer:
             except BaseException as error:
                 if deadline.expired:
                     line.link.close_if_stalled()
-                self._lines.failed(line, error, distrusted=isinstance(error, ChecksumError))
+                answered = isinstance(error, TransferError) and not line.link.closed
+                self._lines.failed(
+                    line,
+                    error,
+                    distrusted=isinstance(error, ChecksumError),
+                    settled=answered or not running.write,
+                )
                 raise
             else:
                 self._lines.carried(line)

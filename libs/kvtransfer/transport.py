@@ -5,9 +5,10 @@ table of `TransportContext` before it lets a peer touch memory, and counts there
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
+from kvtransfer.eras import Eras
 from kvtransfer.grants import Grant, GrantTable
 from kvtransfer.kinds import TransportKind
 from kvtransfer.limits import Limits
@@ -86,11 +87,17 @@ class Transport(Protocol):
         ...
 
     async def dial(self, address: Address, peer: str) -> Link:
-        """A new link to the named peer. Raises PeerLostError, AuthError, BusyError, FrameError."""
+        """A new link to the named peer; its id is one of `TransportContext.eras`. Raises PeerLostError,
+        AuthError, BusyError, FrameError."""
         ...
 
     async def quiesce(self, grant: Grant) -> None:
         """The grant is revoked: after this returns no byte of it lands or leaves."""
+        ...
+
+    async def end_sessions(self, peer: str, but: bytes) -> None:
+        """End what serves the named peer on links whose ids do not begin with `but`: after this returns no
+        byte of theirs lands."""
         ...
 
     async def release(self, region: Region) -> None:
@@ -109,3 +116,4 @@ class TransportContext:
     limits: Limits
     grants: GrantTable
     statistics: Statistics
+    eras: Eras = field(default_factory=Eras)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 import pytest
+from tests.support.eventually import eventually
 from tests.support.relay import Relay
 from tests.support.transfer import Pair, Side, firing, landing, no_leaks, pattern, side
 
@@ -129,6 +130,23 @@ async def test_a_network_that_swallows_everything(crossing: Crossing) -> None:
     with pytest.raises(TransferTimeout):
         await crossing.write(grant, timeout_s=3 * STALL_S)
     assert (await crossing.write(grant)).transport is SHM
+
+
+async def test_bytes_that_were_stuck_do_not_land_after_those_of_the_retry(crossing: Crossing) -> None:
+    """The first write is given up while its bytes are in the network, the second takes another transport."""
+    grant = crossing.far.grant(WHOLE, "near")
+    await crossing.write(grant)
+    crossing.relay.stall()
+    crossing.near.memory[:] = 254
+    with pytest.raises(TransferTimeout):
+        await crossing.write(grant, timeout_s=3 * STALL_S)
+    crossing.near.memory[:] = pattern(TOTAL, seed=3)
+    assert (await crossing.write(grant)).transport is SHM
+    landed = crossing.far.endpoint.written_bytes(grant)
+    crossing.relay.resume()
+    await eventually(lambda: not crossing.relay.busy)
+    assert np.array_equal(crossing.far.memory, crossing.near.memory)
+    assert crossing.far.endpoint.written_bytes(grant) == landed
 
 
 async def test_a_transport_that_is_gone_is_dialled_now_and_then(crossing: Crossing) -> None:

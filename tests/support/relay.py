@@ -30,6 +30,11 @@ class Relay:
         finally:
             await relay.cut()
 
+    @property
+    def busy(self) -> bool:
+        """Whether a connection is open on either side."""
+        return bool(self._sessions)
+
     async def restore(self) -> None:
         """Listen, at the same port as before."""
         self._refusing = False
@@ -52,8 +57,12 @@ class Relay:
         self._refusing = True
 
     def stall(self) -> None:
-        """Take no byte any more, close nothing. `restore` after a `cut` ends it."""
+        """Take no byte any more, close nothing."""
         self._flowing.clear()
+
+    def resume(self) -> None:
+        """What was taken before the stall goes on, also of connections that were closed meanwhile."""
+        self._flowing.set()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1

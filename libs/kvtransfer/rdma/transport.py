@@ -1,7 +1,6 @@
 """Listening and dialling for RDMA: the devices, the stream on which peers meet, the sessions."""
 
 import asyncio
-import secrets
 import socket
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -13,7 +12,6 @@ from kvtransfer.memory import Region
 from kvtransfer.rdma import ports
 from kvtransfer.rdma.frames import LANES_MAX
 from kvtransfer.stream import sockets
-from kvtransfer.stream.handshake import LINK_ID_BYTES
 from kvtransfer.stream.listener import Listener
 from kvtransfer.transport import Address, Link, TransportContext
 from kvtransfer.verification import GrantedDigests
@@ -55,6 +53,7 @@ class RdmaTransport:
         self._ring: SendRing | None = None
         self._listener: Listener | None = None
         self._sessions: dict[str, RdmaSession] = {}
+        self._link_ids: dict[str, bytes] = {}
         self._digests = GrantedDigests()
 
     async def start(self) -> Address:
@@ -89,7 +88,7 @@ class RdmaTransport:
         if self._registrations is None or self._ring is None:
             raise PeerLostError("the rdma transport is not running")
         pairs = ports.paired([one.facts.gid for one in self._opened], _parsed_gids(address), LANES_MAX)
-        sock = await sockets.authenticated(self._context, address, peer, secrets.token_bytes(LINK_ID_BYTES))
+        sock = await sockets.authenticated(self._context, address, peer, self._context.eras.link_id(peer))
         link = RdmaLink(sock, peer, self._context.limits, self._opened, self._registrations, self._ring)
         try:
             async with asyncio.timeout(self._context.limits.handshake_s_max):
@@ -107,6 +106,11 @@ class RdmaTransport:
         if session is not None:
             session.stop_grant(grant)
         await self._digests.quiesce(grant)
+
+    async def end_sessions(self, peer: str, but: bytes) -> None:
+        # Its queue pairs are destroyed at once.
+        if not self._link_ids.get(peer, but).startswith(but):
+            self._end_session(peer)
 
     async def release(self, region: Region) -> None:
         if self._registrations is not None:
@@ -137,6 +141,7 @@ class RdmaTransport:
             on_end=self._forget,
         )
         self._sessions[peer] = session
+        self._link_ids[peer] = link_id
         session.start()
 
     def _end_session(self, peer: str) -> None:
@@ -147,6 +152,7 @@ class RdmaTransport:
     def _forget(self, session: "RdmaSession") -> None:
         if self._sessions.get(session.peer) is session:
             del self._sessions[session.peer]
+            del self._link_ids[session.peer]
 
     def _close_devices(self) -> None:
         if self._registrations is not None:

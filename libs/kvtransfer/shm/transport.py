@@ -16,7 +16,6 @@ from kvtransfer.shm.caller import CallerLink
 from kvtransfer.shm.copying import COPY_THREADS
 from kvtransfer.shm.owner import OwnerSession
 from kvtransfer.shm.resources import Resources
-from kvtransfer.stream.handshake import LINK_ID_BYTES
 from kvtransfer.stream.listener import LISTEN_BACKLOG, Listener
 from kvtransfer.stream.negotiation import prove_as_caller
 from kvtransfer.transport import Address, TransportContext
@@ -46,8 +45,10 @@ class ShmTransport:
         self._resources_made: Resources | None = None
         self._listener: Listener | None = None
         self._sessions: dict[str, OwnerSession] = {}
+        self._link_ids: dict[str, bytes] = {}
         self._draining: set[OwnerSession] = set()
         self._drained: asyncio.Future[None] | None = None
+        self._waiting: list[asyncio.Future[None]] = []
         self._links: set[CallerLink] = set()
 
     @property
@@ -93,7 +94,7 @@ class ShmTransport:
             _tune(sock)
             async with asyncio.timeout(context.limits.handshake_s_max):
                 await asyncio.get_running_loop().sock_connect(sock, where)
-                link_id = secrets.token_bytes(LINK_ID_BYTES)
+                link_id = context.eras.link_id(peer)
                 await prove_as_caller(sock, context.name, peer, context.secret, link_id)
             link = CallerLink(sock, peer, context.limits, resources, self._links.discard)
         except BaseException as error:
@@ -114,6 +115,14 @@ class ShmTransport:
             if session is not None:
                 await session.stop_grant(grant)
         await self._resources.digests.quiesce(grant)
+
+    async def end_sessions(self, peer: str, but: bytes) -> None:
+        if not self._link_ids.get(peer, but).startswith(but):
+            self._end_session(peer)
+        while any(session.peer == peer for session in self._draining):
+            ended = asyncio.get_running_loop().create_future()
+            self._waiting.append(ended)
+            await ended
 
     async def release(self, region: Region) -> None:
         for link in self._links:
@@ -147,6 +156,7 @@ class ShmTransport:
         self._end_session(peer)
         session = OwnerSession(sock, peer, self._context, self._resources, self._on_closed, self._on_drained)
         self._sessions[peer] = session
+        self._link_ids[peer] = link_id
         self._start_if_alone(session)
 
     def _end_session(self, peer: str) -> None:
@@ -162,10 +172,15 @@ class ShmTransport:
     def _on_closed(self, session: OwnerSession) -> None:
         if self._sessions.get(session.peer) is session:
             del self._sessions[session.peer]
+            del self._link_ids[session.peer]
         self._draining.add(session)
 
     def _on_drained(self, session: OwnerSession) -> None:
         self._draining.discard(session)
+        waiting, self._waiting = self._waiting, []
+        for ended in waiting:
+            if not ended.done():
+                ended.set_result(None)
         successor = self._sessions.get(session.peer)
         if successor is not None:
             self._start_if_alone(successor)

@@ -93,6 +93,10 @@ class FakeNetwork:
         self.answers: dict[TransportKind, TransferError | str | None] = dict.fromkeys(kinds)
         self.links: dict[TransportKind, list[FakeLink]] = {kind: [] for kind in kinds}
         self.dialled_at_s: dict[TransportKind, list[float]] = {kind: [] for kind in kinds}
+        self.eras = 1
+
+    def begin_era(self) -> None:
+        self.eras += 1
 
     async def dial(self, kind: TransportKind) -> FakeLink:
         self.dialled_at_s[kind].append(asyncio.get_running_loop().time())
@@ -105,7 +109,7 @@ class FakeNetwork:
 
     def peer(self, limits: Limits = LIMITS) -> Peer:
         diallers = {kind: lambda kind=kind: self.dial(kind) for kind in self.links}
-        return Peer(Descriptor("far", ()), diallers, limits, Statistics(), lambda: 0.0)
+        return Peer(Descriptor("far", ()), diallers, limits, Statistics(), lambda: 0.0, self.begin_era)
 
 
 REGION = Region(1, np.zeros(1000, np.uint8))
@@ -369,6 +373,89 @@ async def test_ranges_that_landed_are_named_as_the_caller_cut_them() -> None:
         await peer.write(REGION, RANGES, "token", remote, timeout_s=1.0)
     assert raised.value.landed_ranges.tolist() == [True, False, True, True]
     assert error.landed_ranges is None
+
+
+@in_virtual_time
+async def test_where_a_write_may_still_land_no_link_of_before_is_used() -> None:
+    network = FakeNetwork(SHM, TCP)
+    network.answers[SHM] = TransportUnfit("device memory")
+    peer = network.peer()
+    await write(peer)
+    shm, tcp = network.links[SHM][0], network.links[TCP][0]
+    shm.answer = "waits"
+    running = asyncio.create_task(write(peer))
+    await turns()
+    shm.lose(PeerLostError("cut"))
+    with pytest.raises(PeerLostError):
+        await running
+    assert network.eras == 2
+    assert tcp.closed
+    assert (await write(peer)).transport is TCP
+    assert len(network.links[TCP]) == 2
+
+
+@in_virtual_time
+async def test_a_write_that_is_late_on_a_link_that_was_left() -> None:
+    network = FakeNetwork(SHM, TCP)
+    network.dial_errors[SHM] = PeerLostError("not yet")
+    peer = network.peer()
+    await write(peer)
+    old = network.links[TCP][0]
+    old.answer = "waits"
+    late = asyncio.create_task(write(peer, timeout_s=5.0))
+    await asyncio.sleep(1.0)
+    del network.dial_errors[SHM]
+    meanwhile = asyncio.create_task(write(peer, timeout_s=100.0))
+    await turns()
+    assert (await write(peer)).transport is SHM
+    assert network.eras == 1
+    with pytest.raises(TransferTimeout):
+        await late
+    assert network.eras == 2
+    assert (await write(peer)).transport is SHM
+    assert len(network.links[SHM]) == 2
+    assert [link.closed for link in network.links[SHM]] == [True, False]
+    old.calls[1].set_result(None)
+    await meanwhile
+    assert old.closed
+
+
+@in_virtual_time
+async def test_moving_up_from_a_write_that_was_given_up() -> None:
+    network = FakeNetwork(SHM, TCP)
+    network.dial_errors[SHM] = PeerLostError("not yet")
+    peer = network.peer()
+    await write(peer)
+    network.links[TCP][0].answer = "waits"
+    with pytest.raises(TransferTimeout):
+        await write(peer, timeout_s=1.5)
+    network.links[TCP][0].answer = None
+    assert network.eras == 1  # the link is still the one in use
+    del network.dial_errors[SHM]
+    await write(peer)
+    await turns()
+    assert network.eras == 2
+    assert (await write(peer)).transport is SHM
+    assert network.eras == 2
+
+
+@pytest.mark.parametrize("lost_with_a_call", [True, False])
+@in_virtual_time
+async def test_reads_and_idle_links_leave_nothing_behind(lost_with_a_call: bool) -> None:
+    network = FakeNetwork(SHM, TCP)
+    peer = network.peer()
+    await write(peer)
+    link = network.links[SHM][0]
+    link.answer = "waits"
+    if lost_with_a_call:
+        reading = asyncio.create_task(peer.read(REGION, RANGES, "token", RANGES, timeout_s=5.0))
+        await turns()
+    link.lose(PeerLostError("cut"))
+    if lost_with_a_call:
+        with pytest.raises(PeerLostError):
+            await reading
+    await write(peer)
+    assert network.eras == 1
 
 
 @in_virtual_time

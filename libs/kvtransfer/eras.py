@@ -1,0 +1,66 @@
+"""Eras of a pair's links: what a caller left behind on one transport never lands after bytes on another.
+
+A transport keeps its own order: a new link of a peer ends the peer's older one there. Across transports
+that order is the era's, which each link carries in its id, under the handshake's MAC. A caller that lost a
+link with a write on it, or that moves on from a write it gave up, begins a new era; before an owner welcomes
+the first link of an era, it ends what is left of the peer's earlier one on every transport.
+"""
+
+import secrets
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+ERA_BYTES = 8
+_LINK_BYTES = 8
+PEERS_MAX = 4096
+"""Peers remembered, as caller and as owner. One that is forgotten begins a new era."""
+
+EndSessions = Callable[[str, bytes], Awaitable[None]]
+"""End the links of the named peer whose ids do not begin with this era: no byte of theirs lands any more."""
+
+
+class Eras:
+    """The eras of one endpoint: its own, as the caller of each peer, and those of the peers that call it."""
+
+    def __init__(self) -> None:
+        self._own: OrderedDict[str, bytes] = OrderedDict()
+        self._served: OrderedDict[str, tuple[bytes, bytes]] = OrderedDict()
+        self._end_sessions: list[EndSessions] = []
+
+    def link_id(self, peer: str) -> bytes:
+        """For a new link to `peer`."""
+        era = self._own.get(peer)
+        if era is None:
+            era = self._own[peer] = secrets.token_bytes(ERA_BYTES)
+        _keep(self._own, peer)
+        return era + secrets.token_bytes(_LINK_BYTES)
+
+    def begin(self, peer: str) -> None:
+        """Links to `peer` that are dialled from now on are of a new era."""
+        self._own[peer] = secrets.token_bytes(ERA_BYTES)
+        _keep(self._own, peer)
+
+    def watch(self, end_sessions: EndSessions) -> None:
+        """One more transport serves peers."""
+        self._end_sessions.append(end_sessions)
+
+    async def admit(self, peer: str, link_id: bytes) -> bool:
+        """A peer that proved itself comes with this link. False if the link is of an era that is over."""
+        era = link_id[:ERA_BYTES]
+        current, before = self._served.get(peer, (era, b""))
+        if era == before:
+            return False
+        if era != current:
+            before = current
+        self._served[peer] = (era, before)
+        _keep(self._served, peer)
+        for end_sessions in self._end_sessions:
+            await end_sessions(peer, era)
+        return True
+
+
+def _keep(known: OrderedDict[str, Any], peer: str) -> None:
+    known.move_to_end(peer)
+    if len(known) > PEERS_MAX:
+        known.popitem(last=False)

@@ -1,0 +1,42 @@
+"""Which links of a peer an owner ends before it welcomes a new one."""
+
+import pytest
+
+from kvtransfer.eras import ERA_BYTES, PEERS_MAX, Eras
+
+pytestmark = pytest.mark.unit
+
+
+async def test_links_of_one_era_stand_beside_each_other_and_end_with_it() -> None:
+    caller, owner = Eras(), Eras()
+    ended: list[tuple[str, bytes]] = []
+
+    async def end(peer: str, but: bytes) -> None:
+        ended.append((peer, but))
+
+    owner.watch(end)
+    first, second = caller.link_id("owner"), caller.link_id("owner")
+    assert first != second
+    assert first[:ERA_BYTES] == second[:ERA_BYTES]
+    assert await owner.admit("caller", first)
+    assert await owner.admit("caller", second)
+    caller.begin("owner")
+    third = caller.link_id("owner")
+    assert third[:ERA_BYTES] != first[:ERA_BYTES]
+    assert await owner.admit("caller", third)
+    assert ended == [("caller", link[:ERA_BYTES]) for link in (first, second, third)]
+    # A dial of the era before that took its time does not end the newer links.
+    assert not await owner.admit("caller", second)
+    assert len(ended) == 3
+    assert await owner.admit("another caller", second)
+
+
+async def test_peers_remembered_are_bounded() -> None:
+    eras = Eras()
+    first = eras.link_id("0")
+    for number in range(PEERS_MAX):
+        eras.link_id(str(number))
+        assert await eras.admit(str(number), bytes(16))
+    assert eras.link_id("0")[:ERA_BYTES] == first[:ERA_BYTES]
+    eras.link_id("one more")
+    assert eras.link_id("1")[:ERA_BYTES] != first[:ERA_BYTES]
