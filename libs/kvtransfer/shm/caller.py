@@ -235,6 +235,9 @@ class CallerLink:
         """Send a request; returns when the owner granted it, raises its error otherwise."""
         if self._error is not None:  # a frame before it met the end of the connection
             raise _anew(self._error)
+        if not self._pending:
+            # A call begins to wait where none did: the peer's silence counts from now.
+            self._channel.progress_at_s = time.monotonic()
         self._pending[self._last_request] = pending
         self._channel.send(frame)
         await pending.future
