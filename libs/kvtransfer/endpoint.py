@@ -21,8 +21,8 @@ from kvtransfer.peer import Peer
 from kvtransfer.statistics import PeerStatistics, Statistics
 from kvtransfer.transport import Transport, TransportContext
 
-TRANSPORTS: tuple[TransportKind, ...] = (TransportKind.TCP,)
-"""What an endpoint has unless it is told otherwise, in the order of preference."""
+TRANSPORTS = (TransportKind.SHM, TransportKind.RDMA, TransportKind.TCP)
+"""What an endpoint has unless it is told otherwise, best first; to another host shm falls away by itself."""
 
 
 class Endpoint:
