@@ -14,6 +14,8 @@ pytestmark = pytest.mark.contract
 SIZE = 4096
 WHOLE = [(0, SIZE)]
 STALL_S = 1.0
+LIMITS = Limits(stall_s_max=STALL_S, tcp_streams=1)
+"""One stream, so that all calls share what is thought of it."""
 SHORT_S = 0.1
 TIMEOUT_S = 20.0
 
@@ -22,7 +24,7 @@ async def test_small_calls_do_not_keep_a_dead_connection(transport: str) -> None
     """Our kernel takes their frames, and the ABORT of each that timed out, whoever reads them."""
     async with (
         no_leaks(),
-        side(transport, "here", np.ones(SIZE, np.uint8), limits=Limits(stall_s_max=STALL_S)) as here,
+        side(transport, "here", np.ones(SIZE, np.uint8), limits=LIMITS) as here,
         PeerProcess.run("there", SIZE, transport=transport) as there,
     ):
         peer = await here.endpoint.connect(there.descriptor, timeout_s=TIMEOUT_S)
@@ -45,7 +47,7 @@ async def test_small_calls_do_not_keep_a_dead_connection(transport: str) -> None
 async def test_a_connection_that_was_not_used_is_not_a_stalled_one(transport: str) -> None:
     async with (
         no_leaks(),
-        side(transport, "here", np.ones(SIZE, np.uint8), limits=Limits(stall_s_max=STALL_S)) as here,
+        side(transport, "here", np.ones(SIZE, np.uint8), limits=LIMITS) as here,
         PeerProcess.run("there", SIZE, transport=transport) as there,
     ):
         peer = await here.endpoint.connect(there.descriptor, timeout_s=TIMEOUT_S)
