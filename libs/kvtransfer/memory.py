@@ -65,9 +65,9 @@ def checked_ranges(ranges: npt.ArrayLike, region_bytes: int, field: str) -> Rang
 
     Raises RangeError if a range does not lie within `region_bytes` or there are over RANGES_MAX.
     """
-    few = _few_pairs(ranges)
-    if few is not None:
-        return _checked_few(few, region_bytes, field)
+    pairs = _few_pairs(ranges)
+    if pairs is not None:
+        return _checked_few(pairs, region_bytes, field)
     array = np.asarray(ranges)
     if array.size == 0:
         return no_ranges()
@@ -95,7 +95,7 @@ def no_ranges() -> Ranges:
 def total_bytes(ranges: Ranges) -> int:
     """Sum of the lengths."""
     if len(ranges) <= FEW_RANGES:
-        return sum(length for _, length in ranges.tolist())
+        return sum([length for _, length in ranges.tolist()])
     return int(ranges[:, 1].sum())
 
 
@@ -113,6 +113,10 @@ def _few_pairs(ranges: npt.ArrayLike) -> list[list[int]] | None:
 
 
 def _checked_few(pairs: list[list[int]], region_bytes: int, field: str) -> Ranges:
+    if len(pairs) == 1:
+        offset, length = pairs[0]
+        if 0 <= offset <= region_bytes - length and length > 0:
+            return np.array(pairs, np.int64)
     kept: list[list[int]] = []
     end = -1
     for offset, length in pairs:
@@ -157,13 +161,17 @@ class Cursor:
         self._index = 0
         self._skip = 0
         self._table: npt.NDArray[np.uint64] | None = None
+        if len(ranges) <= FEW_RANGES:
+            self._pairs: list[list[int]] = ranges.tolist()
+            self.payload_bytes = self.remaining = sum([length for _, length in self._pairs])
+            return
         self.payload_bytes = self.remaining = total_bytes(ranges)
-        if len(ranges) > FEW_RANGES and self.remaining < SMALL_RANGE_BYTES * len(ranges):
+        if self.remaining < SMALL_RANGE_BYTES * len(ranges):
             self._table = ranges.astype(np.uint64)
             self._table[:, 0] += np.uint64(address_of(view))
             self._ends = np.cumsum(ranges[:, 1])
         else:
-            self._pairs: list[list[int]] = ranges.tolist()
+            self._pairs = ranges.tolist()
 
     @property
     def tabled(self) -> bool:

@@ -166,23 +166,24 @@ def parse_request(body: bytearray) -> TransferRequest:
         raise FrameError(f"request with a digest of {digest_bytes} bytes and flags {flags}")
     if len(body) != ranges_at + range_count * _RANGE_BYTES:
         raise FrameError(f"request body of {len(body)} bytes does not hold {range_count} ranges")
+    fixed = bytes(body[:ranges_at])
     try:
-        token = body[_REQUEST.size : tag_at].decode("ascii")
+        token = fixed[_REQUEST.size : tag_at].decode("ascii")
     except UnicodeDecodeError:
         raise FrameError("the token is not ASCII") from None
     ranges = np.frombuffer(body, _WIRE_INTEGER, offset=ranges_at).reshape(range_count, 2)
     # Python integers: the lengths are the peer's word so far and may overflow an int64.
-    if sum(ranges[:, 1].tolist()) != payload_bytes:
+    if sum([length for _, length in ranges.tolist()]) != payload_bytes:
         raise FrameError("the lengths of the ranges do not sum to the payload")
     return TransferRequest(
         token,
         ranges,
         payload_bytes,
-        tag=bytes(body[tag_at:digest_at]),
-        digest=bytes(body[digest_at:ranges_at]),
-        verify=bool(flags & _VERIFY),
-        earlier_bytes=earlier_bytes,
-        tag_follows=bool(flags & _TAG_FOLLOWS),
+        fixed[tag_at:digest_at],
+        fixed[digest_at:ranges_at],
+        flags & _VERIFY != 0,
+        earlier_bytes,
+        flags & _TAG_FOLLOWS != 0,
     )
 
 

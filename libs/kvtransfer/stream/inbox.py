@@ -20,6 +20,7 @@ STAGING_BYTES = 16 << 10
 TAIL_BYTES = 1 << 10
 """Of the staging, received behind what is due: room for a request with a few ranges and its DATA header."""
 
+_DATA = int(Kind.DATA)
 _DISCARD_BYTES = 64 << 10
 VIEWS_MAX = 1000
 """Buffers in one system call; Linux takes 1,024 (IOV_MAX), a few are for headers and staging."""
@@ -130,44 +131,47 @@ class Inbox:
             self._parse_staged()
 
     def drop(self) -> None:
-        """Let go of all memory; nothing is received after this."""
+        """Let go of all memory; nothing is received or parsed after this."""
         if self._payload is not None:
             self._payload.stop_landing()
+        self._begin = self._end = 0
 
     def _parse_staged(self) -> None:
         while self._begin < self._end:
-            staged_bytes = self._end - self._begin
             if self._payload is not None:
-                staged = self._staging[self._begin : self._end]
-                count = copy_into(
-                    self._payload_views(self._payload, min(self._payload_left, staged_bytes)), staged
-                )
-                self._begin += count
-                self._take_payload(count)
+                self._land_staged(self._payload)
             elif self._header is not None:
-                count = min(staged_bytes, len(self._body) - self._body_have)
-                staged = self._staging[self._begin : self._begin + count]
-                self._body[self._body_have : self._body_have + count] = staged
-                self._begin += count
+                have, end = self._body_have, min(self._end, self._begin + len(self._body) - self._body_have)
+                self._body[have : have + end - self._begin] = self._staging[self._begin : end]
+                count, self._begin = end - self._begin, end
                 self._take_body(count)
-            elif staged_bytes >= HEADER_BYTES:
-                at = self._begin
-                self._begin += HEADER_BYTES
-                self._take_header(parse_header(self._staging[at : self._begin], self._accepted))
+            elif self._end - self._begin >= HEADER_BYTES:
+                self._next_frame()
             else:
                 return
         self._begin = self._end = 0
 
-    def _take_header(self, header: Header) -> None:
-        if header.kind != Kind.DATA:
+    def _next_frame(self) -> None:
+        body_at = self._begin + HEADER_BYTES
+        header = parse_header(self._staging[self._begin : body_at], self._accepted)
+        self._begin = body_at
+        if header.kind == _DATA:
+            incoming = self._handler.incoming(header.request, header.body_bytes)
+            if not 0 < header.body_bytes <= incoming.remaining:
+                raise FrameError(f"DATA of {header.body_bytes} bytes where {incoming.remaining} are due")
+            self._payload, self._payload_left = incoming, header.body_bytes
+        elif header.body_bytes <= self._end - body_at:
+            self._begin += header.body_bytes
+            self._handler.on_frame(header, bytearray(self._staging[body_at : self._begin]))
+        else:
             self._header, self._body, self._body_have = header, bytearray(header.body_bytes), 0
-            if not header.body_bytes:
-                self._take_body(0)
-            return
-        incoming = self._handler.incoming(header.request, header.body_bytes)
-        if not 0 < header.body_bytes <= incoming.remaining:
-            raise FrameError(f"DATA of {header.body_bytes} bytes where {incoming.remaining} are due")
-        self._payload, self._payload_left = incoming, header.body_bytes
+
+    def _land_staged(self, incoming: Incoming) -> None:
+        count = min(self._payload_left, self._end - self._begin)
+        staged = self._staging[self._begin : self._begin + count]
+        count = copy_into(self._payload_views(incoming, count), staged)
+        self._begin += count
+        self._take_payload(count)
 
     def _take_body(self, count: int) -> None:
         header = self._header

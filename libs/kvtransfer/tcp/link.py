@@ -12,7 +12,7 @@ from functools import partial
 
 from kvtransfer.errors import PeerLostError, TransferError
 from kvtransfer.kinds import TransportKind
-from kvtransfer.limits import Limits
+from kvtransfer.limits import RANGES_MAX, REGION_BYTES_MAX, Limits
 from kvtransfer.memory import no_ranges
 from kvtransfer.parts import Part, cut
 from kvtransfer.tcp.caller import CallerStream
@@ -30,6 +30,9 @@ class TcpLink:
         self._streams = tuple(streams)
         self._peer = peer
         self._limits = limits
+        # A call cannot be this large: its regions are bounded.
+        whole = REGION_BYTES_MAX * RANGES_MAX + 1
+        self._cut_from_bytes = 2 * limits.tcp_part_bytes_min if len(self._streams) > 1 else whole
         for stream in self._streams:
             stream.start(self._lost)
 
@@ -38,12 +41,12 @@ class TcpLink:
         return self._streams[0].closed
 
     async def write(self, call: Call) -> None:
-        if len(self._streams) > 1:
+        if self._is_settling():
             await self._settled()
-        parts = self._parts(call)
-        if len(parts) == 1:
+        if call.memory.payload_bytes < self._cut_from_bytes:
             await self._least_busy().write(call)
             return
+        parts = self._parts(call)
         await self._together(parts, partial(CallerStream.write, tag_follows=bool(call.tag)))
         if call.tag:
             # All parts are DONE: their bytes are visible, whichever stream they took.
@@ -52,11 +55,10 @@ class TcpLink:
             await self._least_busy().write(last, earlier_bytes=call.memory.payload_bytes)
 
     async def read(self, call: Call) -> None:
-        parts = self._parts(call)
-        if len(parts) == 1:
+        if call.memory.payload_bytes < self._cut_from_bytes:
             await self._least_busy().read(call)
         else:
-            await self._together(parts, CallerStream.read)
+            await self._together(self._parts(call), CallerStream.read)
 
     def close_if_stalled(self) -> None:
         silent_s = max(stream.silent_s() for stream in self._streams)
@@ -72,16 +74,21 @@ class TcpLink:
         while waiting := [stream.settling for stream in self._streams if stream.settling is not None]:
             await asyncio.wait(waiting)
 
+    def _is_settling(self) -> bool:
+        # One stream keeps them in order by itself.
+        return len(self._streams) > 1 and any(stream.settling for stream in self._streams)
+
     def _parts(self, call: Call) -> list[Part]:
-        payload_bytes = call.memory.payload_bytes
-        if len(self._streams) == 1 or payload_bytes < 2 * self._limits.tcp_part_bytes_min:
-            return [Part(0, call)]
-        return cut(call, min(len(self._streams), payload_bytes // self._limits.tcp_part_bytes_min))
+        return cut(
+            call, min(len(self._streams), call.memory.payload_bytes // self._limits.tcp_part_bytes_min)
+        )
 
     def _least_busy(self) -> CallerStream:
-        if len(self._streams) == 1:
-            return self._streams[0]
-        return min(self._streams, key=lambda stream: stream.outstanding_bytes)
+        least = self._streams[0]
+        for stream in self._streams:
+            if stream.outstanding_bytes < least.outstanding_bytes:
+                least = stream
+        return least
 
     async def _together(self, parts: Sequence[Part], move: _Move) -> None:
         """Each part on its own stream. The first error is the call's, with what landed of all parts."""
