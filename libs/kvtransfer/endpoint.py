@@ -18,7 +18,7 @@ from kvtransfer.limits import NAME_BYTES_MAX, SECRET_BYTES_MIN, Limits
 from kvtransfer.lines import Dialler
 from kvtransfer.memory import Region, RegisterableBuffer
 from kvtransfer.peer import Peer
-from kvtransfer.statistics import PeerStatistics, Statistics
+from kvtransfer.statistics import PeerStatistics, Statistics, TransferCounters
 from kvtransfer.transport import Transport, TransportContext
 
 TRANSPORTS = (TransportKind.SHM, TransportKind.RDMA, TransportKind.TCP)
@@ -178,6 +178,10 @@ class Endpoint:
     def statistics(self) -> dict[str, PeerStatistics]:
         """Counters of this moment by peer name."""
         return self._statistics.snapshot()
+
+    def totals(self) -> dict[TransportKind, TransferCounters]:
+        """Of all peers together since the endpoint was made, by transport; these only grow."""
+        return self._statistics.totals()
 
     def _peer(self, descriptor: Descriptor, started: Started) -> Peer:
         known = self._peers.get(descriptor.name)

@@ -46,18 +46,23 @@ class PeerStatistics(TransferCounters):
     by_transport: dict[TransportKind, TransferCounters] = field(default_factory=dict)
 
 
+_ByKind = dict[TransportKind | None, TransferCounters]
+
+
 class Statistics:
     """The counters of one endpoint, by peer name and transport."""
 
     def __init__(self) -> None:
-        self._peers: OrderedDict[str, dict[TransportKind | None, TransferCounters]] = OrderedDict()
+        self._peers: OrderedDict[str, _ByKind] = OrderedDict()
+        self._forgotten: _ByKind = {}
 
     def of(self, peer: str, kind: TransportKind | None) -> TransferCounters:
         """Where to count; kind None is for calls that reached no transport."""
         kinds = self._peers.setdefault(peer, {})
         self._peers.move_to_end(peer)
         if len(self._peers) > PEERS_COUNTED_MAX:
-            self._peers.popitem(last=False)
+            _, forgotten = self._peers.popitem(last=False)
+            _add_kinds(self._forgotten, forgotten)
         return kinds.setdefault(kind, TransferCounters())
 
     def peer(self, peer: str) -> PeerStatistics:
@@ -69,5 +74,17 @@ class Statistics:
                 total.by_transport[kind] = replace(counters)
         return total
 
+    def totals(self) -> dict[TransportKind, TransferCounters]:
+        """Of all peers, those forgotten too."""
+        found: _ByKind = {}
+        for kinds in (self._forgotten, *self._peers.values()):
+            _add_kinds(found, kinds)
+        return {kind: counters for kind, counters in found.items() if kind is not None}
+
     def snapshot(self) -> dict[str, PeerStatistics]:
         return {peer: self.peer(peer) for peer in self._peers}
+
+
+def _add_kinds(sums: _ByKind, kinds: _ByKind) -> None:
+    for kind, counters in kinds.items():
+        sums.setdefault(kind, TransferCounters()).add(counters)

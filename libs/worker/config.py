@@ -75,4 +75,15 @@ class WorkerConfig(ServiceConfig):
     transfer_bytes_per_s: float = field(
         default=1e9, metadata={"help": "assumed bandwidth between instances", "min": 1e3}
     )
+    transfer_transports: tuple[str, ...] = field(
+        default=("shm", "rdma", "tcp"),
+        metadata={"help": "what moves KV between instances, best first: of shm, rdma and tcp what both have"},
+    )
+    shm_folder: str = field(
+        default="",
+        metadata={"help": "folder of the sockets of shm; empty: abstract names, within a network namespace"},
+    )
+    rdma_devices: tuple[str, ...] = field(
+        default=(), metadata={"help": "verbs devices for rdma, best first; empty: all with an active port"}
+    )
     checksums: bool = field(default=True, metadata={"help": "checksum KV at both ends of a handover"})

@@ -21,7 +21,7 @@ from engine.native.packing import WeightDtype
 from engine.structure_compiler import StructureCompiler
 from kvhash import BLOCK_TOKENS, Namespace, model_fingerprint, namespace
 from kvpool import Arena, BlockPool, SwapSlots
-from kvtransfer import SECRET_BYTES_MIN, Endpoint
+from kvtransfer import SECRET_BYTES_MIN
 from policy.core import CostCoefficients
 from policy.plan_step import StepLimits
 from worker.config import WorkerConfig
@@ -33,6 +33,7 @@ from worker.outbox import Outbox
 from worker.pool_reporter import PoolReporter
 from worker.preemption import Preempted, SwapCosts
 from worker.step_loop import StepLoop
+from worker.transfers import TransferCollector, start_endpoint, transfer_endpoint
 
 PROFILE_BLOCKS_MAX = 256
 """Blocks lent to the engine's profile before anyone else uses the pool."""
@@ -56,9 +57,8 @@ class Node:
         self.model = _model_info(folder, model, config, self.layout)
         self.metrics = WorkerMetrics(context.metrics.registry)
         self.engine = EngineThread(lambda: self._build_engine(folder, blocks))
-        self.endpoint = Endpoint(
-            context.instance, config.cluster_secret.encode(), host=config.bind, advertised_host=config.host
-        )
+        self.endpoint = transfer_endpoint(context.instance, config)
+        context.metrics.registry.register(TransferCollector(self.endpoint.totals))
         self.region = self.endpoint.register(self.arena.buffer)
         self.source = Source(self.endpoint, self.region, self.layout, config.checksums)
         limits = StepLimits(config.step_tokens_max, config.batch_requests_max)
@@ -91,7 +91,7 @@ class Node:
         await self.engine.start()
         self.cost = await self._profile()
         self.structures.prepare()
-        await self.endpoint.start()
+        await start_endpoint(self.endpoint, self.context.log)
         await self.reporter.start()
         self.keep_running(self.steps.run(), "steps")
         self.keep_running(self.outbox.run(), "outbox")

@@ -102,8 +102,10 @@ def test_counters_are_kept_for_a_bounded_number_of_peers() -> None:
     for number in range(PEERS_COUNTED_MAX):
         statistics.of(str(number), TransportKind.TCP).writes += 1
     statistics.of("0", TransportKind.TCP).writes += 1
-    statistics.of("one more", None)
+    statistics.of("one more", TransportKind.SHM).reads += 1
     kept = statistics.snapshot()
     assert len(kept) == PEERS_COUNTED_MAX
     assert kept["0"].writes == 2
     assert "1" not in kept
+    totals = statistics.totals()
+    assert (totals[TransportKind.TCP].writes, totals[TransportKind.SHM].reads) == (PEERS_COUNTED_MAX + 1, 1)
