@@ -12,6 +12,7 @@ from tests.support.two_hosts import (
     STALL_S,
     TOTAL,
     begun,
+    both_sides,
     call,
     checksum,
     count,
@@ -38,15 +39,21 @@ def hosts() -> Iterator[HostPair]:
 
 
 @pytest.fixture
-async def caller(hosts: HostPair) -> AsyncIterator[PeerProcess]:
-    async with peer_on(hosts.near, "caller", stall_s_max=STALL_S) as process:
-        yield process
+async def sides(hosts: HostPair) -> AsyncIterator[tuple[PeerProcess, PeerProcess]]:
+    async with both_sides(hosts) as started:
+        yield started
 
 
 @pytest.fixture
-async def owner(hosts: HostPair) -> AsyncIterator[PeerProcess]:
-    async with peer_on(hosts.far, "owner") as process:
-        yield process
+def caller(sides: tuple[PeerProcess, PeerProcess]) -> PeerProcess:
+    """On the near host."""
+    return sides[0]
+
+
+@pytest.fixture
+def owner(sides: tuple[PeerProcess, PeerProcess]) -> PeerProcess:
+    """On the far host."""
+    return sides[1]
 
 
 async def cut(hosts: HostPair, kind: Cut, sender: PeerProcess) -> None:
@@ -96,8 +103,8 @@ async def test_what_a_cut_stopped_for_good_never_lands_in_memory_given_away(
     hosts.unshape()
     hosts.restore(kind)
     # What the sender's kernel still had of the old connection arrives now; then that connection ends.
+    await until(lambda: tcp_counter(target.pid, "InSegs") > received, RECOVERY_S_MAX)
     await until(lambda: tcp_counter(owner.pid, "CurrEstab") == 0, RECOVERY_S_MAX)
-    assert tcp_counter(target.pid, "InSegs") > received
     assert await count(target, 255) == TOTAL
     again = await token_of(owner, access=do)
     assert (await call(do, caller, owner, again))["bytes"] == TOTAL

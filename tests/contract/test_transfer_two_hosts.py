@@ -9,9 +9,9 @@ from tests.support.netns import HostPair, host_pair
 from tests.support.transfer_peer import PeerProcess
 from tests.support.two_hosts import (
     SLOW_MEGABITS_PER_S,
-    STALL_S,
     TOTAL,
     begun,
+    both_sides,
     call,
     checksum,
     count,
@@ -31,15 +31,21 @@ def hosts() -> Iterator[HostPair]:
 
 
 @pytest.fixture
-async def caller(hosts: HostPair) -> AsyncIterator[PeerProcess]:
-    async with peer_on(hosts.near, "caller", stall_s_max=STALL_S) as process:
-        yield process
+async def sides(hosts: HostPair) -> AsyncIterator[tuple[PeerProcess, PeerProcess]]:
+    async with both_sides(hosts) as started:
+        yield started
 
 
 @pytest.fixture
-async def owner(hosts: HostPair) -> AsyncIterator[PeerProcess]:
-    async with peer_on(hosts.far, "owner") as process:
-        yield process
+def caller(sides: tuple[PeerProcess, PeerProcess]) -> PeerProcess:
+    """On the near host."""
+    return sides[0]
+
+
+@pytest.fixture
+def owner(sides: tuple[PeerProcess, PeerProcess]) -> PeerProcess:
+    """On the far host."""
+    return sides[1]
 
 
 @pytest.mark.parametrize("do", ["write", "read"])

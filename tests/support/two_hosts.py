@@ -1,10 +1,11 @@
 """A caller on one host and an owner of memory on another one, and what the tests ask of the two."""
 
 import asyncio
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import Any
 
-from tests.support.netns import Host
+from tests.support.netns import Host, HostPair
 from tests.support.transfer_peer import SECRET, PeerProcess
 
 MIB = 1 << 20
@@ -24,6 +25,22 @@ def peer_on(
     return PeerProcess.run(
         name, TOTAL, launcher=host.launcher, host=host.address, secret=secret, transport=transport, **limits
     )
+
+
+@asynccontextmanager
+async def both_sides(hosts: HostPair) -> AsyncIterator[tuple[PeerProcess, PeerProcess]]:
+    """A caller on the near host and an owner on the far one, started at the same time."""
+    async with AsyncExitStack() as running:
+        async with asyncio.TaskGroup() as starting:
+            sides = [
+                starting.create_task(running.enter_async_context(process))
+                for process in (
+                    peer_on(hosts.near, "caller", stall_s_max=STALL_S),
+                    peer_on(hosts.far, "owner"),
+                )
+            ]
+        caller, owner = (side.result() for side in sides)
+        yield caller, owner
 
 
 async def token_of(owner: PeerProcess, ranges: Any = WHOLE, access: str = "write") -> str:
