@@ -72,12 +72,16 @@ class Connection:
             self.close(error)
         elif not self.closed:
             self._outbox.add_frame(frame)
-            self._flush_soon()
+            # Within a turn the flush at its end takes all frames together; while the socket is full the
+            # loop will call.
+            if not self._in_turn and not self._writer_armed:
+                self._turn(receiving=False)
 
     def send(self, outgoing: Outgoing) -> None:
         if not self.closed:
             self._outbox.add(outgoing)
-            self._flush_soon()
+            if not self._in_turn and not self._writer_armed:
+                self._turn(receiving=False)
 
     def withdraw(self, outgoing: Outgoing) -> int:
         """From now on no byte of its memory is read. Returns how many left before."""
@@ -104,12 +108,6 @@ class Connection:
         self.progress_at_s = time.monotonic()
         self._turn(receiving=False)
 
-    def _flush_soon(self) -> None:
-        # Within a turn the flush at its end takes all frames together; while the socket is full the
-        # loop will call.
-        if not self._in_turn and not self._writer_armed:
-            self._turn(receiving=False)
-
     def _turn(self, receiving: bool) -> None:
         """Receive or not, and send what waits; any error in it ends this connection only."""
         self._in_turn = True
@@ -132,10 +130,9 @@ class Connection:
     def _receive(self) -> None:
         left = self._turn_bytes
         while left > 0 and not self.closed:
-            # Where bytes may land is asked and the bytes are received in one step: nothing comes between.
-            pieces = self._inbox.pieces(left)
             try:
-                count, room = self._receive_into(pieces)
+                # Where bytes may land is asked and the bytes are received in one step: nothing comes between.
+                count, room = self._receive_into(self._inbox.pieces(left))
             except (BlockingIOError, InterruptedError):
                 return
             if count == 0:
@@ -151,14 +148,16 @@ class Connection:
         if isinstance(pieces, Vectors):
             return pieces.receive(self._sock.fileno()), pieces.total_bytes
         if len(pieces) == 1:
-            return self._sock.recv_into(pieces[0]), len(pieces[0])
+            (piece,) = pieces
+            return self._sock.recv_into(piece), len(piece)
         return self._sock.recvmsg_into(pieces)[0], sum(map(len, pieces))
 
     def _flush(self) -> None:
         left = self._turn_bytes
         while not self.closed:
             if self._outbox.empty:
-                self._arm_writer(False)
+                if self._writer_armed:
+                    self._arm_writer(False)
                 return
             if left <= 0:
                 break

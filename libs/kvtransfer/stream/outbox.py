@@ -14,6 +14,7 @@ from kvtransfer.stream.frames import Kind, pack_header
 from kvtransfer.stream.inbox import VIEWS_MAX
 from kvtransfer.stream.vectors import Vectors
 
+_NOTHING = memoryview(b"")
 _ZEROS = memoryview(bytes(CHUNK_BYTES_MAX))
 
 
@@ -44,7 +45,7 @@ class Outbox:
         self._turn_bytes = turn_bytes
         self._frames: deque[bytes] = deque()
         self._queue: deque[Outgoing] = deque()
-        self._head = memoryview(b"")
+        self._head = _NOTHING
         self._payload: Outgoing | None = None
         self._chunk_left = 0
         self._finishing: list[Outgoing] = []
@@ -101,9 +102,12 @@ class Outbox:
 
     def sent(self, count: int) -> list[Outgoing]:
         """`count` bytes of `pieces` went out. Returns the requests whose last byte is gone with them."""
-        if self._head:
-            head_bytes = min(count, len(self._head))
-            self._head = self._head[head_bytes:]
+        head_bytes = len(self._head)
+        if count < head_bytes:
+            self._head = self._head[count:]
+            return []
+        if head_bytes:
+            self._head = _NOTHING
             count -= head_bytes
         payload = self._payload
         if payload is not None and count:
@@ -111,17 +115,19 @@ class Outbox:
             if payload.cursor is not None:
                 payload.cursor.advance(count)
                 payload.sent_bytes += count
-        if self._head or self._chunk_left:
+        if self._chunk_left:
             return []
         self._payload = None
         if payload is not None and not payload.batched and not payload.withdrawn:
             self._queue.append(payload)
+        if not self._finishing:
+            return self._finishing
         finished, self._finishing = self._finishing, []
         return [outgoing for outgoing in finished if not outgoing.withdrawn]
 
     def drop(self) -> None:
         """Forget everything and let go of the memory."""
-        self._head, self._payload, self._chunk_left = memoryview(b""), None, 0
+        self._head, self._payload, self._chunk_left = _NOTHING, None, 0
         self._frames.clear()
         self._queue.clear()
         self._finishing.clear()

@@ -32,8 +32,14 @@ class _Pending:
 
     __slots__ = ("digest", "future", "incoming", "outgoing", "payload_bytes")
 
-    def __init__(self, outgoing: Outgoing, incoming: Incoming | None, payload_bytes: int) -> None:
-        self.future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        outgoing: Outgoing,
+        incoming: Incoming | None,
+        payload_bytes: int,
+    ) -> None:
+        self.future: asyncio.Future[None] = loop.create_future()
         self.outgoing = outgoing
         self.incoming = incoming
         self.payload_bytes = payload_bytes
@@ -45,7 +51,8 @@ class CallerStream:
 
     def __init__(self, sock: socket.socket, peer: str, limits: Limits) -> None:
         self._connection = Connection(sock, peer, self, CALLER_ACCEPTS, limits.turn_bytes)
-        self._limits = limits
+        self._loop = asyncio.get_running_loop()
+        self._pending_max = _PENDING_PER_IN_FLIGHT * limits.transfers_in_flight_max
         self._last_request = 0
         self._pending: dict[int, _Pending] = {}
         self._abandoned_writes: set[int] = set()
@@ -89,7 +96,13 @@ class CallerStream:
         )
         opening = frames.pack_request(Kind.WRITE, request, wanted)
         outgoing = Outgoing(request, opening, Cursor(source.region.view, source.ranges))
-        await self._run(_Pending(outgoing, None, source.payload_bytes))
+        pending = _Pending(self._loop, outgoing, None, source.payload_bytes)
+        self._begin(pending)
+        try:
+            await pending.future
+        except asyncio.CancelledError:
+            self._abandon(pending)
+            raise
 
     async def read(self, call: Call) -> None:
         target = call.memory
@@ -97,8 +110,13 @@ class CallerStream:
         wanted = TransferRequest(call.token, call.remote, target.payload_bytes, verify=call.verify)
         opening = frames.pack_request(Kind.READ, request, wanted)
         incoming = Incoming(request, target.payload_bytes, Cursor(target.region.view, target.ranges))
-        pending = _Pending(Outgoing(request, opening, None), incoming, target.payload_bytes)
-        await self._run(pending)
+        pending = _Pending(self._loop, Outgoing(request, opening, None), incoming, target.payload_bytes)
+        self._begin(pending)
+        try:
+            await pending.future
+        except asyncio.CancelledError:
+            self._abandon(pending)
+            raise
         if call.verify and pending.digest != await digest(target.region.view, target.ranges):
             raise ChecksumError(f"what {self._connection.peer} sent is not what arrived")
 
@@ -142,38 +160,33 @@ class CallerStream:
         self._on_lost(error)
 
     def _next_request(self) -> int:
-        pending_max = _PENDING_PER_IN_FLIGHT * self._limits.transfers_in_flight_max
-        if len(self._pending) >= pending_max:
-            self._connection.close(PeerLostError(f"{self._connection.peer} left {pending_max} requests open"))
+        if len(self._pending) >= self._pending_max:
+            text = f"{self._connection.peer} left {self._pending_max} requests open"
+            self._connection.close(PeerLostError(text))
         if self._connection.closed:
             raise PeerLostError(f"the connection to {self._connection.peer} is closed")
         self._last_request += 1
         return self._last_request
 
-    async def _run(self, pending: _Pending) -> None:
-        request = pending.outgoing.request
+    def _begin(self, pending: _Pending) -> None:
         if not self._pending:
             self._connection.await_progress()
-        self._pending[request] = pending
+        self._pending[pending.outgoing.request] = pending
         self.outstanding_bytes += pending.payload_bytes
         self._connection.send(pending.outgoing)
-        try:
-            await pending.future
-        except asyncio.CancelledError:
-            if self._pending.get(request) is pending:
-                self._abandon(pending)
-            raise
 
     def _abandon(self, pending: _Pending) -> None:
-        """The caller gave up while the owner still works on it."""
-        self._stop(pending)
+        """The caller gives up, perhaps while the owner still works on it."""
         request = pending.outgoing.request
+        if self._pending.get(request) is not pending:
+            return
+        self._stop(pending)
         if not pending.outgoing.announced:
             self._forget(request)
         elif pending.incoming is None:
             self._abandoned_writes.add(request)
             if self.settling is None:
-                self.settling = asyncio.get_running_loop().create_future()
+                self.settling = self._loop.create_future()
         elif pending.outgoing.batched:
             self._connection.send_frame(frames.pack_abort(request))
 

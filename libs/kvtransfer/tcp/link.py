@@ -41,8 +41,10 @@ class TcpLink:
         return self._streams[0].closed
 
     async def write(self, call: Call) -> None:
-        if self._is_settling():
-            await self._settled()
+        if len(self._streams) > 1:
+            for stream in self._streams:
+                if stream.settling is not None:
+                    await self._settled()
         if call.memory.payload_bytes < self._cut_from_bytes:
             await self._least_busy().write(call)
             return
@@ -73,10 +75,6 @@ class TcpLink:
         another stream: wait until the owner answered them."""
         while waiting := [stream.settling for stream in self._streams if stream.settling is not None]:
             await asyncio.wait(waiting)
-
-    def _is_settling(self) -> bool:
-        # One stream keeps them in order by itself.
-        return len(self._streams) > 1 and any(stream.settling for stream in self._streams)
 
     def _parts(self, call: Call) -> list[Part]:
         return cut(
