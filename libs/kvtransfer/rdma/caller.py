@@ -44,10 +44,11 @@ from kvtransfer.stream.outbox import Outgoing
 from kvtransfer.transport import Call
 from kvtransfer.verification import digest
 
+_OWN_KINDS = (RdmaKind.LANES, RdmaKind.GO, RdmaKind.REVOKED, RdmaKind.RESET)
 CALLER_ACCEPTS = frames.accepts(
     Kind.DONE,
     Kind.ERROR,
-    own={kind: OWN_BODY_BYTES_MAX[kind] for kind in (RdmaKind.LANES, RdmaKind.GO, RdmaKind.RESET)},
+    own={kind: OWN_BODY_BYTES_MAX[kind] for kind in _OWN_KINDS},
 )
 _PENDING_PER_IN_FLIGHT = 4
 """Pending requests for each that may be in flight; more abandoned ones mean that the peer stalls."""
@@ -157,6 +158,8 @@ class RdmaLink:
                 self._on_lanes(own.parse_lanes(body))
             case RdmaKind.RESET:
                 self._on_reset(own.parse_reset(body))
+            case RdmaKind.REVOKED:
+                self._on_revoked(header.request)
             case RdmaKind.GO:
                 self._on_go(self._of(header), body)
             case Kind.DONE:
@@ -176,8 +179,6 @@ class RdmaLink:
         for entry in pending.values():
             entry.error = entry.error or error
             entry.answered()
-
-    # What the owner says.
 
     def _on_lanes(self, ends: list[LaneEnd]) -> None:
         if self._answer is None or self._answer.done() or len(ends) != len(self._making):
@@ -206,6 +207,13 @@ class RdmaLink:
         pending.error = error
         pending.answered()
 
+    def _on_revoked(self, request: int) -> None:
+        """The call stops where it is; `_call` tells the owner when nothing of it is under way any more."""
+        pending = self._pending.get(request)
+        if pending is not None and not pending.abandoned:
+            pending.error = GrantError("the grant was revoked")
+            pending.answered()
+
     def _on_reset(self, requests: frozenset[int]) -> None:
         for request in requests:
             pending = self._pending.get(request)
@@ -218,8 +226,6 @@ class RdmaLink:
         if pending is None:
             raise FrameError(f"answer to request {header.request}, which is not pending")
         return pending
-
-    # The lanes.
 
     async def _probe(self) -> None:
         """A WRITE of no bytes on each lane: it needs the path both ways, and touches nothing."""
@@ -254,8 +260,6 @@ class RdmaLink:
         error = PeerLostError(f"a lane to {self.peer} failed: {reason}")
         self._failing = asyncio.get_running_loop().call_later(_RESET_WAIT_S, self._connection.close, error)
 
-    # A call.
-
     async def _call(self, kind: Kind, call: Call, sent: bytes) -> Pending:
         memory = call.memory
         cut = lane_cut(memory.payload_bytes, len(self._lanes))
@@ -272,6 +276,7 @@ class RdmaLink:
             if pending.is_write or call.verify or not memory.payload_bytes:
                 await pending.until(lambda: pending.finished)
         except TransferError as error:
+            await self._abandon(pending)
             raise self._told(pending, error) from error
         except BaseException:
             await self._abandon(pending)
@@ -314,6 +319,7 @@ class RdmaLink:
         finally:
             for task in posting:
                 task.cancel()
+            await asyncio.wait(posting)
         if not pending.is_write:
             self._connection.send_frame(own.pack_fin(pending.request))
             if not call.verify:
@@ -335,6 +341,8 @@ class RdmaLink:
         while at < total:
             async with lane.turn:
                 room = min(await lane.room(), self._ring.size)
+                if pending.error is not None:
+                    raise pending.error
                 fitting = bisect_right(reached, reached[at] + _CHAIN_BYTES_MAX) - 1
                 end = max(at + 1, min(at + room, fitting))
                 chain = Columns(*(column[at:end] for column in columns))
@@ -362,13 +370,14 @@ class RdmaLink:
         return told
 
     async def _abandon(self, pending: Pending) -> None:
-        """The caller gave up. Its memory is untouched afterwards; the owner learns of it."""
+        """The call failed or was given up: afterwards its memory is untouched, and the owner learns of it."""
         try:
             await self._drain(pending)
         except BaseException:
             self._connection.close(PeerLostError(f"a call to {self.peer} was given up twice"))
             raise
         if self._pending.get(pending.request) is pending:
+            # Neither answered nor lost with the link.
             pending.abandoned = True
             self._connection.send_frame(frames.pack_abort(pending.request))
 

@@ -5,7 +5,8 @@
     READY    caller → owner   a byte per lane: 1 where a first operation went through, 0 for lanes given up
     GO       owner → caller   the request is granted: address of the region, keys by stretch and lane
     FIN      caller → owner   all bytes of a READ are there
-    RESET    owner → caller   the owner took its queue pairs away: the grant of these requests was revoked
+    REVOKED  owner → caller   the grant of a request that has keys was revoked: stop, and answer with ABORT
+    RESET    owner → caller   the owner took its queue pairs away, since the caller of these did not stop
 
 WRITE and READ open a request as on every stream; a WRITE has no DATA frames, its parts are announced to the
 owner by immediates that carry the request's number. A refused request gets ERROR, a finished WRITE gets
@@ -43,7 +44,8 @@ class RdmaKind(IntEnum):
     READY = OWN_KINDS_FROM + 1
     GO = OWN_KINDS_FROM + 2
     FIN = OWN_KINDS_FROM + 3
-    RESET = OWN_KINDS_FROM + 4
+    REVOKED = OWN_KINDS_FROM + 4
+    RESET = OWN_KINDS_FROM + 5
 
 
 OWN_BODY_BYTES_MAX = {
@@ -51,6 +53,7 @@ OWN_BODY_BYTES_MAX = {
     RdmaKind.READY: LANES_MAX,
     RdmaKind.GO: _GO.size + STRETCHES_MAX * (16 + 4 * LANES_MAX),
     RdmaKind.FIN: 0,
+    RdmaKind.REVOKED: 0,
     RdmaKind.RESET: 8 * RESET_REQUESTS_MAX,
 }
 
@@ -139,6 +142,10 @@ def parse_go(body: bytes | bytearray, lanes: int) -> RemoteKeys:
 
 def pack_fin(request: int) -> bytes:
     return pack_header(RdmaKind.FIN, 0, request)
+
+
+def pack_revoked(request: int) -> bytes:
+    return pack_header(RdmaKind.REVOKED, 0, request)
 
 
 def pack_reset(requests: list[int]) -> bytes:

@@ -3,8 +3,9 @@
 What this trusts: a key opens a whole piece of a region to the caller's queue pairs, so a peer that knows the
 cluster secret and lies could, while a request of its is open or later on the same link, touch bytes of the
 pieces that it was not granted. An honest peer touches what was granted only while its request is open, and
-that is what revocation relies on: if a grant is revoked while a request that has its keys is open, the
-link's queue pairs are destroyed before the revocation returns.
+that is what revocation relies on. If a grant is revoked while a request that has its keys is open, the caller
+is asked to stop; one that has not stopped after REVOKE_S_MAX has the queue pairs of its link destroyed before
+the revocation returns.
 """
 
 import asyncio
@@ -12,6 +13,7 @@ import logging
 import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
@@ -43,6 +45,10 @@ OWNER_ACCEPTS = frames.accepts(
 )
 """What an owner receives."""
 
+REVOKE_S_MAX = 0.25
+"""So long a caller has to stop, and to say so, when a grant is revoked in use."""
+_REVOKED = "the grant was revoked"
+
 _log = logging.getLogger(__name__)
 
 
@@ -57,6 +63,7 @@ class _Serving:
     access: Access
     cut: LaneCut
     keys_given: bool = False
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
     parts_landed: list[int] = field(default_factory=lambda: [0] * LANES_MAX)
 
     @property
@@ -93,6 +100,8 @@ class RdmaSession:
         self._on_end = on_end
         self._counters = context.statistics.of(peer, TransportKind.RDMA)
         self._making: list[LaneInMaking] = []
+        self._numbers: dict[int, int] = {}
+        """Of the lanes as they were asked for to those that work."""
         self._ready = False
         self._is_reset = False
         self._last_request = 0
@@ -133,32 +142,40 @@ class RdmaSession:
 
     def on_closed(self, error: TransferError) -> None:
         self._close_lanes(error)
-        self._counters.served_failures += len(self._serving)
-        self._serving.clear()
+        self._end_all()
         for task in self._tasks:
             task.cancel()
         if isinstance(error, FrameError):
             _log.warning("rdma link of %s closed: %s", self.peer, error)
         self._on_end(self)
 
-    def stop_grant(self, grant: Grant) -> None:
-        """The grant is revoked. If the caller may be touching its memory, the queue pairs are destroyed."""
-        under_it = [serving for serving in self._serving.values() if serving.grant is grant]
-        if any(serving.moving for serving in under_it):
-            self._reset([serving.request for serving in under_it])
+    async def stop_grant(self, grant: Grant) -> None:
+        """The grant is revoked: when this returns, the caller does not touch its memory any more."""
+        moving = []
+        for serving in [serving for serving in self._serving.values() if serving.grant is grant]:
+            if serving.moving:
+                moving.append(serving)
+                self._connection.send_frame(own.pack_revoked(serving.request))
+            else:
+                self._refuse(serving.request, ErrorCode.GRANT, _REVOKED)
+        if not moving:
             return
-        for serving in under_it:
-            self._refuse(serving.request, ErrorCode.GRANT, "the grant was revoked")
+        try:
+            async with asyncio.timeout(REVOKE_S_MAX):
+                for serving in moving:
+                    await serving.ended.wait()
+        except TimeoutError:
+            self._reset([serving.request for serving in moving if self._is_open(serving)])
+        except asyncio.CancelledError:
+            self._reset([serving.request for serving in moving if self._is_open(serving)])
+            raise
 
     def _reset(self, requests: list[int]) -> None:
         """Take the queue pairs away and tell the caller, who closes the link."""
         self._is_reset = True
         self._close_lanes(PeerLostError("a grant was revoked in use"))
-        self._counters.served_failures += len(self._serving)
-        self._serving.clear()
+        self._end_all()
         self._connection.send_frame(own.pack_reset(requests[: own.RESET_REQUESTS_MAX]))
-
-    # The lanes.
 
     def _on_lanes(self, theirs: list[LaneEnd]) -> None:
         if self._making:
@@ -172,7 +189,7 @@ class RdmaSession:
                     end.device,
                     end,
                     self._ring,
-                    lambda request, number=number: self._on_immediate(number, request),  # type: ignore[misc]
+                    partial(self._on_immediate, number),
                     lambda reason: self.close(f"a lane of {self.peer} failed: {reason}"),
                 )
                 self._making.append(made)
@@ -184,17 +201,23 @@ class RdmaSession:
         if self._ready or not self._making:
             raise FrameError("READY where none is due")
         usable = own.parse_ready(body, len(self._making))
+        working = [number for number, works in enumerate(usable) if works]
+        self._numbers = {number: place for place, number in enumerate(working)}
         for made, works in zip(self._making, usable, strict=True):
             if not works:
                 made.lane.close(PeerLostError("the caller gave this lane up"))
         self._making = [made for made, works in zip(self._making, usable, strict=True) if works]
         self._ready = True
 
+    def _end_all(self) -> None:
+        """Without an answer: the link is lost."""
+        self._counters.served_failures += len(self._serving)
+        for serving in list(self._serving.values()):
+            self._end(serving)
+
     def _close_lanes(self, error: TransferError) -> None:
         for made in self._making:
             made.lane.close(error)
-
-    # Requests.
 
     def _on_request(self, header: Header, wanted: TransferRequest, access: Access) -> None:
         if not self._ready:
@@ -269,8 +292,9 @@ class RdmaSession:
         remote = RemoteKeys(keys.base_address, starts, ends, keys.remote)
         self._connection.send_frame(own.pack_go(serving.request, remote))
 
-    def _on_immediate(self, lane: int, request: int) -> None:
+    def _on_immediate(self, asked_lane: int, request: int) -> None:
         """A part landed. Of a request that ended meanwhile it means nothing."""
+        lane = self._numbers.get(asked_lane, 0)
         serving = self._serving.get(request)
         if serving is None or serving.access is not Access.WRITE or not serving.keys_given:
             return
@@ -296,7 +320,12 @@ class RdmaSession:
     def _on_abort(self, request: int) -> None:
         if request > self._last_request:
             raise FrameError(f"ABORT of request {request}, which was never made")
-        if request in self._serving:
+        serving = self._serving.get(request)
+        if serving is None:
+            return
+        if serving.grant.revoked:
+            self._refuse(request, ErrorCode.GRANT, _REVOKED)
+        else:
             self._refuse(request, ErrorCode.ABORTED, "aborted by the caller")
 
     def _all_landed(self, serving: _Serving) -> None:
@@ -317,6 +346,9 @@ class RdmaSession:
     def _conclude_write(self, serving: _Serving) -> None:
         if not self._is_open(serving):
             return  # revoked, or the link was lost, while its digest was made
+        if serving.grant.revoked:
+            self._refuse(serving.request, ErrorCode.GRANT, _REVOKED)
+            return
         wanted = serving.wanted
         if wanted.tag:
             try:
@@ -326,7 +358,7 @@ class RdmaSession:
                 return
             if not self._is_open(serving):
                 return  # the callback revoked the grant or closed the endpoint
-        del self._serving[serving.request]
+        self._end(serving)
         self._counters.served_writes += 1
         self._counters.served_written_bytes += wanted.payload_bytes
         self._connection.send_frame(frames.pack_done(serving.request, wanted.payload_bytes))
@@ -343,18 +375,24 @@ class RdmaSession:
         """A caller that reads bytes without `verify` knows the end by itself and waits for no DONE."""
         if not self._is_open(serving):
             return
-        del self._serving[serving.request]
+        self._end(serving)
         payload_bytes = serving.wanted.payload_bytes
         self._counters.served_reads += 1
         self._counters.served_read_bytes += payload_bytes
         if serving.wanted.verify or not payload_bytes:
             self._connection.send_frame(frames.pack_done(serving.request, payload_bytes, digest))
 
+    def _end(self, serving: _Serving) -> None:
+        del self._serving[serving.request]
+        serving.ended.set()
+
     def _is_open(self, serving: _Serving) -> bool:
         """Not answered yet."""
         return self._serving.get(serving.request) is serving
 
     def _refuse(self, request: int, code: ErrorCode, text: str, landed_bytes: int = 0) -> None:
-        self._serving.pop(request, None)
+        serving = self._serving.get(request)
+        if serving is not None:
+            self._end(serving)
         self._counters.served_failures += 1
         self._connection.send_frame(frames.pack_error(request, code, text, landed_bytes))

@@ -101,10 +101,9 @@ class RdmaTransport:
         return link
 
     async def quiesce(self, grant: Grant) -> None:
-        # Queue pairs are destroyed at once: nothing but a digest is to be waited for.
         session = self._sessions.get(grant.peer)
         if session is not None:
-            session.stop_grant(grant)
+            await session.stop_grant(grant)
         await self._digests.quiesce(grant)
 
     async def end_sessions(self, peer: str, but: bytes) -> None:

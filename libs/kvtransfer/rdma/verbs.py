@@ -49,8 +49,8 @@ _PORT = 1
 _SCRATCH_BYTES = 8
 _ACK_TIMEOUT_EXPONENT = 17
 """4.096 µs × 2^17 = 0.54 s until an unacknowledged packet is sent again."""
-_RETRIES_MAX = 7
-"""With the time above: a path is given up after some four seconds."""
+_RETRIES_MAX = 6
+"""With the time above: a path is given up after some four seconds. Not 7: Soft-RoCE takes that for no end."""
 _RNR_RETRIES = 7
 """7 means without end: an owner that is slow to post receives slows its callers, it does not fail them."""
 _RNR_TIMER = 12

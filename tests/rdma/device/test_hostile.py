@@ -81,7 +81,7 @@ LIES: dict[str, Callable[[str], bytes]] = {
     "lanes twice": lambda token: LANES + LANES,
     "a device that is not there": lambda token: own.pack_lanes([LaneEnd(9, *_rest(LANE))]),
     "no lane": lambda token: pack_header(RdmaKind.LANES, 0, 0),
-    "half a lane": lambda token: LANES[:-10].replace(LANES[:16], pack_header(RdmaKind.LANES, 26, 0)),
+    "half a lane": lambda token: pack_header(RdmaKind.LANES, 22, 0) + LANES[16:38],
     "ready without a lane": lambda token: LANES + pack_header(RdmaKind.READY, 1, 0) + b"\0",
     "ready for more lanes": lambda token: LANES + own.pack_ready([True, True]),
     "ready twice": lambda token: LANES + READY + READY,
