@@ -146,6 +146,8 @@ class Copy:
 
     def _gather(self, first: int, end: int, count: int) -> Outcome | None:
         assert self._iovecs is not None
+        if self._process is not None and not self._process.known:
+            return Outcome.REFUSED
         to, source = self._iovecs
         step = first * to.strides[0]
         try:

@@ -120,6 +120,8 @@ class PeerProcess:
         credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         self.pid: int = _CREDENTIALS.unpack(credentials)[0]
         self._handle = _opened(self.pid)
+        self.known = self._handle is not None
+        """Whether it has a number here that can be held on to; without it, it is not read."""
 
     def alive(self) -> bool:
         """Whether `pid` still is that process; while it is not reaped, nobody else can have its number."""

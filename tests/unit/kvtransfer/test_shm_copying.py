@@ -150,6 +150,8 @@ def test_an_ended_copy_lets_go_of_the_memories(scene):
 class OtherProcess:
     """A peer's process as the copy sees it."""
 
+    known = True
+
     def __init__(self, pid: int, alive: bool = True) -> None:
         self.pid = pid
         self._alive = alive
