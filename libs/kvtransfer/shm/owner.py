@@ -156,11 +156,12 @@ class OwnerSession:
         except GrantError as error:
             self._refuse(request, ErrorCode.GRANT, str(error))
             return
-        put = self._puts[request] = _Put(request, wanted, grant, ranges)
+        put = _Put(request, wanted, grant, ranges)
         if not asked.payload_bytes:
             self._done(put)
             return
         put.copy = self._copy(put)
+        self._puts[request] = put
         if self._resources.runs_inline(asked.payload_bytes):
             put.copy.run()
             self._copied(put)
