@@ -4,6 +4,7 @@ Owns memory registration, grants, the wire and its failures. Knows nothing of mo
 block means: it is given ranges of bytes. `Endpoint` is the way in; the transports live below it.
 """
 
+from kvtransfer.device import DeviceMemory
 from kvtransfer.endpoint import TRANSPORTS, Endpoint
 from kvtransfer.errors import (
     AuthError,
@@ -39,6 +40,7 @@ __all__ = [
     "BusyError",
     "ChecksumError",
     "DescriptorError",
+    "DeviceMemory",
     "Endpoint",
     "EndpointClosedError",
     "FrameError",

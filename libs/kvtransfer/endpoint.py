@@ -5,21 +5,27 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy.typing as npt
 
 from kvtransfer import descriptor as descriptors
 from kvtransfer.availability import Started, TransportSettings, start_transports
+from kvtransfer.bounce import Bounce
 from kvtransfer.descriptor import Descriptor
+from kvtransfer.device import DeviceMemory, DeviceRegion, region_of
 from kvtransfer.errors import BusyError, DescriptorError, EndpointClosedError, RangeError
 from kvtransfer.grants import Access, Arrival, Grant, GrantTable
 from kvtransfer.kinds import TransportKind
 from kvtransfer.limits import NAME_BYTES_MAX, SECRET_BYTES_MIN, Limits
-from kvtransfer.lines import Dialler
+from kvtransfer.lines import Dialler, Lines
 from kvtransfer.memory import Region, RegisterableBuffer
 from kvtransfer.peer import Peer
 from kvtransfer.statistics import PeerStatistics, Statistics, TransferCounters
 from kvtransfer.transport import Transport, TransportContext
+
+if TYPE_CHECKING:  # whoever registers a tensor has imported it
+    from torch import Tensor
 
 TRANSPORTS = (TransportKind.SHM, TransportKind.RDMA, TransportKind.TCP)
 """What an endpoint has unless it is told otherwise, best first; to another host shm falls away by itself."""
@@ -63,6 +69,7 @@ class Endpoint:
         self._kinds = tuple(TransportKind(kind) for kind in transports)
         devices = None if rdma_devices is None else tuple(rdma_devices)
         self._settings = TransportSettings(host, port, advertised_host or host, shm_folder, devices)
+        self._bounce = Bounce(self._limits)
         self._started: Started | None = None
         self._descriptor: str | None = None
         self._regions: dict[int, Region] = {}
@@ -94,8 +101,12 @@ class Endpoint:
             peer.close()
         for peer in peers:
             await peer.wait_closed()
+        ring = self._bounce.region
         for transport in self._transports():
+            if ring is not None:
+                await transport.release(ring)
             await transport.close()
+        await self._bounce.close()
         for region in self._regions.values():
             region.drop()
         self._regions.clear()
@@ -106,15 +117,17 @@ class Endpoint:
             raise EndpointClosedError(f"endpoint {self.name} is not running")
         return self._descriptor
 
-    def register(self, buffer: RegisterableBuffer) -> Region:
+    def register(self, buffer: "RegisterableBuffer | DeviceMemory | Tensor") -> Region:
         """Make a writable, contiguous buffer known. It must stay valid until `unregister` or `close`.
 
+        Takes anything with the buffer protocol, tensors of torch, and `DeviceMemory`. What lies on a device
+        serves as the local side of calls, through host memory; it cannot be granted.
         Raises RangeError if it is not fit, BusyError at `regions_max`.
         """
         if len(self._regions) >= self._limits.regions_max:
             raise BusyError(f"regions_max of {self._limits.regions_max} regions is reached")
         self._regions_made += 1
-        region = Region(self._regions_made, buffer)
+        region = region_of(self._regions_made, buffer)
         self._regions[region.region_id] = region
         return region
 
@@ -145,6 +158,8 @@ class Endpoint:
         """
         if self._regions.get(region.region_id) is not region:
             raise RangeError(f"region {region.region_id} is not registered here")
+        if isinstance(region, DeviceRegion):
+            raise RangeError(f"region {region.region_id} is memory of a device: only host memory is granted")
         return self._grants.issue(region, ranges, peer, generation, access, on_arrival)
 
     async def revoke(self, grant: Grant) -> None:
@@ -193,7 +208,8 @@ class Endpoint:
             self.disconnect(known)
         self._make_room()
         begin_era = partial(self._context.eras.begin, descriptor.name)
-        peer = Peer(descriptor, diallers, self._limits, self._statistics, random.random, begin_era)
+        lines = Lines(descriptor.name, diallers, self._limits, random.random, begin_era)
+        peer = Peer(descriptor, lines, self._bounce, self._limits, self._statistics)
         self._peers[descriptor.name] = peer
         return peer
 

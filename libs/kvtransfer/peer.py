@@ -1,24 +1,26 @@
 """Calls to one peer: what is checked, counted and bounded in time, whichever transport carries them."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable
 from collections.abc import Set as AbstractSet
 from copy import copy
 
 import numpy.typing as npt
 
 from kvtransfer.admission import Admission
+from kvtransfer.bounce import Bounce
 from kvtransfer.choice import NONE
 from kvtransfer.deadline import Deadline
 from kvtransfer.descriptor import Descriptor
+from kvtransfer.device import DeviceRegion
 from kvtransfer.errors import ChecksumError, RangeError, TransferError, TransferTimeout, TransportUnfit
 from kvtransfer.kinds import TransportKind
 from kvtransfer.limits import REGION_BYTES_MAX, TAG_BYTES_MAX, TOKEN_BYTES_MAX, Limits
-from kvtransfer.lines import Dialler, Lines
+from kvtransfer.lines import Lines
 from kvtransfer.memory import Region, checked_ranges, total_bytes
 from kvtransfer.results import Transferred, landed_ranges
 from kvtransfer.statistics import PeerStatistics, Statistics
-from kvtransfer.transport import Call, LocalMemory
+from kvtransfer.transport import Call, Link, LocalMemory
 
 
 class Peer:
@@ -35,16 +37,16 @@ class Peer:
     def __init__(
         self,
         descriptor: Descriptor,
-        diallers: Mapping[TransportKind, Dialler],
+        lines: Lines,
+        bounce: Bounce,
         limits: Limits,
         statistics: Statistics,
-        uniform: Callable[[], float],
-        begin_era: Callable[[], None],
     ) -> None:
         self.descriptor = descriptor
         self._statistics = statistics
         self._admission = Admission(limits)
-        self._lines = Lines(descriptor.name, diallers, limits, uniform, begin_era)
+        self._lines = lines
+        self._bounce = bounce
         self._loop = asyncio.get_running_loop()
 
     @property
@@ -174,7 +176,7 @@ class Peer:
                 line = await self._lines.take(deadline.at_s, unfit)
             running.kind = line.kind
             try:
-                await (line.link.write(running.call) if running.write else line.link.read(running.call))
+                await self._move(line.link, running)
             except TransportUnfit:
                 self._lines.release(line)
                 unfit = unfit | {line.kind}
@@ -194,6 +196,13 @@ class Peer:
             else:
                 self._lines.carried(line)
                 return
+
+    def _move(self, link: Link, running: "_Running") -> Awaitable[None]:
+        if isinstance(running.call.memory.region, DeviceRegion):
+            if running.write:
+                return self._bounce.write(link, running.call)
+            return self._bounce.read(link, running.call)
+        return link.write(running.call) if running.write else link.read(running.call)
 
 
 class _Running:

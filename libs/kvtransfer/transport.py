@@ -36,7 +36,8 @@ class Call:
     """One write or read, checked: `memory` is the source of a write, the target of a read.
 
     `tag` of a write is handed over at the owner once all bytes landed. With `verify` what arrived is
-    compared with what was sent by its xxh3_128.
+    compared with what was sent by its xxh3_128. `earlier_bytes` landed by calls of the same write before this
+    one, which brings the tag for all of them.
     """
 
     memory: LocalMemory
@@ -44,6 +45,7 @@ class Call:
     remote: Ranges
     tag: bytes = b""
     verify: bool = False
+    earlier_bytes: int = 0
 
 
 class Link(Protocol):

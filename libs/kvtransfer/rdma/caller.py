@@ -265,7 +265,9 @@ class RdmaLink:
         cut = lane_cut(memory.payload_bytes, len(self._lanes))
         local = await self._registered(call, cut.lanes)
         pending = self._next_pending(cut, kind is Kind.WRITE)
-        wanted = TransferRequest(call.token, call.remote, memory.payload_bytes, call.tag, sent, call.verify)
+        wanted = TransferRequest(
+            *(call.token, call.remote, memory.payload_bytes, call.tag, sent, call.verify, call.earlier_bytes)
+        )
         if not self._pending:
             self._connection.await_progress()
         self._pending[pending.request] = pending

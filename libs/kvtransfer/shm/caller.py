@@ -151,7 +151,9 @@ class CallerLink:
         request = self._next_request()
         self._exports.tell(source.region)
         pending = _Pending(True, source.payload_bytes)
-        wanted = TransferRequest(call.token, call.remote, source.payload_bytes, call.tag, sent, call.verify)
+        wanted = TransferRequest(
+            *(call.token, call.remote, source.payload_bytes, call.tag, sent, call.verify, call.earlier_bytes)
+        )
         slot = self._resources.board.open()
         put = PutFrame(source.region.region_id, slot.index, slot.epoch, source.ranges, wanted)
         try:

@@ -147,12 +147,14 @@ class OwnerSession:
             self._refuse(request, ErrorCode.BUSY, f"transfers_served_max of {served_max} is reached")
             return
         asked = wanted.request
-        if asked.earlier_bytes:
-            raise FrameError("a PUT is whole: nothing of it was sent earlier")
+        if asked.earlier_bytes and not asked.tag:
+            raise FrameError("a PUT with bytes of earlier ones and without their tag")
         try:
             grant, ranges = self._context.grants.check(asked.token, self.peer, Access.WRITE, asked.ranges)
             if asked.tag and grant.on_arrival is None:
                 raise GrantError("the grant takes no tags")
+            if asked.earlier_bytes > grant.landed_bytes:
+                raise GrantError(f"{asked.earlier_bytes} earlier bytes did not land under the grant")
         except GrantError as error:
             self._refuse(request, ErrorCode.GRANT, str(error))
             return
@@ -229,7 +231,7 @@ class OwnerSession:
         asked = put.wanted.request
         if asked.tag:
             try:
-                put.grant.arrived(asked.tag, asked.payload_bytes)
+                put.grant.arrived(asked.tag, asked.earlier_bytes + asked.payload_bytes)
             except ArrivalError as error:
                 self._refuse(put.request, ErrorCode.ARRIVAL, str(error), asked.payload_bytes)
                 self._ended(put)

@@ -91,7 +91,7 @@ class CallerStream:
             call.tag,
             sent,
             call.verify,
-            earlier_bytes,
+            earlier_bytes + call.earlier_bytes,
             tag_follows,
         )
         opening = frames.pack_request(Kind.WRITE, request, wanted)

@@ -24,7 +24,9 @@ from kvtransfer import (
     TransportKind,
     TransportUnfit,
 )
+from kvtransfer.bounce import Bounce
 from kvtransfer.descriptor import Descriptor
+from kvtransfer.lines import Lines
 from kvtransfer.memory import Region
 from kvtransfer.statistics import Statistics
 from kvtransfer.transport import Call
@@ -109,7 +111,8 @@ class FakeNetwork:
 
     def peer(self, limits: Limits = LIMITS) -> Peer:
         diallers = {kind: lambda kind=kind: self.dial(kind) for kind in self.links}
-        return Peer(Descriptor("far", ()), diallers, limits, Statistics(), lambda: 0.0, self.begin_era)
+        lines = Lines("far", diallers, limits, lambda: 0.0, self.begin_era)
+        return Peer(Descriptor("far", ()), lines, Bounce(limits), limits, Statistics())
 
 
 REGION = Region(1, np.zeros(1000, np.uint8))

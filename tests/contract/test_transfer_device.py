@@ -1,0 +1,73 @@
+"""Calls on the memory of a device over every transport; the device is a fake here, CUDA's in tests/gpu."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import numpy as np
+import pytest
+from tests.support.device_contract import (
+    DEVICE_BYTES,
+    LIMITS,
+    WHOLE,
+    DeviceContract,
+    DevicePair,
+    FakeDevice,
+    FakeDeviceError,
+    FakeDeviceMemory,
+)
+from tests.support.eventually import eventually
+from tests.support.transfer import make_endpoint, no_leaks, pattern, side
+
+pytestmark = pytest.mark.contract
+
+
+@pytest.fixture
+def device() -> FakeDevice:
+    return FakeDevice()
+
+
+@pytest.fixture
+async def pair(transport: str) -> AsyncIterator[DevicePair]:
+    device = FakeDevice()
+    near = make_endpoint(transport, "near", limits=LIMITS)
+    async with no_leaks(), side(transport, "far", np.zeros(DEVICE_BYTES, np.uint8)) as far:
+        await near.start()
+        try:
+            region = near.register(device.registered)
+            peer = await near.connect(far.endpoint.descriptor(), timeout_s=5)
+            yield DevicePair(near, region, device, far, peer)
+        finally:
+            await near.close()
+    assert device.fake.pinned == 0
+
+
+class TestFakeDevice(DeviceContract):
+    async def test_a_call_goes_in_pieces_of_a_slot(self, pair: DevicePair) -> None:
+        assert isinstance(pair.device, FakeDevice)
+        pair.device.set(pattern(DEVICE_BYTES))
+        await pair.write(pair.far.grant(WHOLE, "near").token, WHOLE, WHOLE)
+        assert pair.device.fake.copies == DEVICE_BYTES // LIMITS.bounce_slot_bytes
+        assert pair.device.fake.pinned == 1
+
+    async def test_a_copy_that_runs_at_a_cancel_is_waited_for(self, pair: DevicePair) -> None:
+        fake = pair.device.memory
+        assert isinstance(fake, FakeDeviceMemory)
+        fake.copy_s = 0.05
+        writing = asyncio.create_task(pair.write(pair.far.grant(WHOLE, "near").token, WHOLE, WHOLE))
+        await eventually(lambda: fake.running)
+        writing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await writing
+        assert not fake.running
+
+    async def test_a_device_that_fails_fails_the_call(self, pair: DevicePair) -> None:
+        fake = pair.device.memory
+        assert isinstance(fake, FakeDeviceMemory)
+        token = pair.far.grant(WHOLE, "near").token
+        fake.fails_at = 5
+        with pytest.raises(FakeDeviceError, match="broken"):
+            await pair.write(token, WHOLE, WHOLE)
+        fake.fails_at = None
+        pair.device.set(pattern(DEVICE_BYTES))
+        await pair.write(token, WHOLE, WHOLE)
+        assert np.array_equal(pair.far.memory, pair.device.get())
