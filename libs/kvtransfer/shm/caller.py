@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvtransfer.errors import (
+    BusyError,
     ChecksumError,
     FrameError,
     GrantError,
@@ -47,7 +48,7 @@ CALLER_ACCEPTS = frames.accepts(
     Kind.ERROR,
     own={
         kind: own.OWN_BODY_BYTES_MAX[kind]
-        for kind in (OwnKind.BOARD, OwnKind.REGION, OwnKind.DROP, OwnKind.GO)
+        for kind in (OwnKind.BOARD, OwnKind.REGION, OwnKind.DROP, OwnKind.GO, OwnKind.ALIVE)
     },
 )
 """What a caller receives."""
@@ -203,8 +204,10 @@ class CallerLink:
                 self._imports.on_region(body)
             case OwnKind.DROP:
                 self._on_drop(body)
-            case _:
+            case OwnKind.BOARD:
                 self._imports.on_board()
+            case _:
+                pass  # ALIVE: that it came is all that it says
 
     def on_closed(self, error: TransferError) -> None:
         self._error = error
@@ -326,6 +329,8 @@ class CallerLink:
 
     async def _in_thread(self, copy: Copy) -> None:
         """Returns when the copy ended. Cancelled, it still waits for that: a chunk at most."""
+        if not self._resources.threads.room:
+            raise BusyError("too many copies wait for a thread")
         ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._copies.add(copy)
         self._resources.threads.start(copy, lambda: ended.set_result(None), self._progressed)

@@ -15,6 +15,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from enum import Enum
 from queue import SimpleQueue
 
@@ -245,7 +246,7 @@ class CopyThreads:
             self._run_chunk(copy)
             chunks += 1
             self._tell(copy)
-        self._loop.call_soon_threadsafe(self._ended, copy)
+        self._call(self._ended, copy)
 
     def _run_chunk(self, copy: Copy) -> None:
         try:
@@ -260,7 +261,12 @@ class CopyThreads:
         now_s = time.monotonic()
         if now_s - copy.told_at_s >= PROGRESS_S:
             copy.told_at_s = now_s
-            self._loop.call_soon_threadsafe(copy.on_progress)
+            self._call(copy.on_progress)
+
+    def _call(self, callback: Callable[..., None], *arguments: object) -> None:
+        """In the loop's thread; nobody is there to hear it once the loop is closed."""
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(callback, *arguments)
 
     def _ended(self, copy: Copy) -> None:
         self._running.discard(copy)

@@ -6,6 +6,7 @@
     PUT     caller → owner  a WRITE whose source the owner copies: where the source is, and the request
     GO      owner → caller  the answer to a READ: where the source is, and which grant it falls under
     MOVED   caller → owner  what the caller read since it last said so
+    ALIVE   owner → caller  a long copy goes on
 
 PUT is answered by DONE or ERROR, READ by GO or ERROR. Numbers are little-endian.
 """
@@ -45,6 +46,7 @@ class OwnKind(IntEnum):
     PUT = OWN_KINDS_FROM + 3
     GO = OWN_KINDS_FROM + 4
     MOVED = OWN_KINDS_FROM + 5
+    ALIVE = OWN_KINDS_FROM + 6
 
 
 OWN_BODY_BYTES_MAX = {
@@ -54,6 +56,7 @@ OWN_BODY_BYTES_MAX = {
     OwnKind.PUT: _PUT.size + RANGES_MAX * _RANGE_BYTES + BODY_BYTES_MAX[frames.Kind.WRITE],
     OwnKind.GO: _GO.size + DIGEST_BYTES + STRETCHES_TOLD_MAX * _RANGE_BYTES,
     OwnKind.MOVED: _MOVED.size,
+    OwnKind.ALIVE: 0,
 }
 
 
@@ -162,6 +165,10 @@ def parse_go(body: bytes) -> GoFrame:
         raise FrameError(f"GO body of {len(body)} bytes does not hold {count} stretches")
     stretches = _ranges(body, count, stretches_at) if flags & 1 else None
     return GoFrame(region_id, slot, epoch, bytes(body[_GO.size : stretches_at]), stretches)
+
+
+def pack_alive() -> bytes:
+    return pack_header(OwnKind.ALIVE, 0, 0)
 
 
 def pack_moved(moved: MovedFrame) -> bytes:

@@ -6,6 +6,7 @@ Holds one entry per PUT that is not answered. A revoked grant stops its copies b
 import asyncio
 import logging
 import socket
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -36,6 +37,9 @@ OWNER_ACCEPTS = frames.accepts(
     },
 )
 """What an owner receives."""
+
+ALIVE_S = 0.05
+"""While a copy goes on the caller hears from us this often, so that it does not take us for stalled."""
 
 _log = logging.getLogger(__name__)
 
@@ -80,6 +84,7 @@ class OwnerSession:
         self._puts: dict[int, _Put] = {}
         self._hashing = 0
         self._drained = False
+        self._alive_at_s = time.monotonic()
 
     @property
     def closed(self) -> bool:
@@ -143,7 +148,7 @@ class OwnerSession:
 
     def _on_put(self, request: int, wanted: PutFrame) -> None:
         served_max = self._context.limits.transfers_served_max
-        if len(self._puts) >= served_max:
+        if len(self._puts) >= served_max or not self._resources.threads.room:
             self._refuse(request, ErrorCode.BUSY, f"transfers_served_max of {served_max} is reached")
             return
         asked = wanted.request
@@ -168,7 +173,7 @@ class OwnerSession:
             put.copy.run()
             self._copied(put)
         else:
-            self._resources.threads.start(put.copy, lambda: self._copied(put), lambda: self._count(put))
+            self._resources.threads.start(put.copy, lambda: self._copied(put), lambda: self._progressed(put))
 
     def _copy(self, put: _Put) -> Copy:
         """The copy that the PUT asks for, with its source checked."""
@@ -185,6 +190,13 @@ class OwnerSession:
         if put.copy is not None:
             put.grant.landed_bytes += put.copy.copied_bytes - put.counted_bytes
             put.counted_bytes = put.copy.copied_bytes
+
+    def _progressed(self, put: _Put) -> None:
+        self._count(put)
+        now_s = time.monotonic()
+        if now_s - self._alive_at_s >= ALIVE_S:
+            self._alive_at_s = now_s
+            self._channel.send(own.pack_alive())
 
     def _copied(self, put: _Put) -> None:
         """Its copy ended, and touches nothing any more."""

@@ -339,10 +339,16 @@ async def test_a_caller_that_takes_no_answers_is_not_read_either(owner: ShmSide,
             await asyncio.get_running_loop().sock_sendall(sock, pack_request(Kind.READ, number, wanted))
 
     async with authenticated(owner) as sock:
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(flood(sock), 1)
+        flooding = asyncio.create_task(flood(sock))
+        await eventually(lambda: owner.transport._sessions)
         (session,) = owner.transport._sessions.values()
+        await eventually(lambda: not session._channel._reading)
+        sent = session._last_request
         assert session._channel._backlog_bytes < 1 << 20
+        await asyncio.sleep(0.01)
+        assert session._last_request == sent
+        flooding.cancel()
+        await asyncio.wait([flooding])
     await eventually(lambda: not owner.transport._sessions)
     await assert_well(owner)
 

@@ -19,7 +19,7 @@ from tests.support.transfer import no_leaks, pattern
 from kvtransfer import Access, GrantError, Limits, PeerLostError
 from kvtransfer.errors import ArrivalError, ChecksumError, TransportUnavailable, TransportUnfit
 from kvtransfer.shared_buffer import SharedBuffer
-from kvtransfer.shm import board, caller, copying, system
+from kvtransfer.shm import board, caller, copying, owner, system
 from kvtransfer.shm.memories import Exports
 
 pytestmark = pytest.mark.unit
@@ -27,6 +27,7 @@ pytestmark = pytest.mark.unit
 MIB = 1 << 20
 TOTAL = 8 * MIB
 WHOLE = [(0, TOTAL)]
+TIMEOUT_S = 10.0
 Pair = tuple[ShmSide, ShmSide]
 
 
@@ -235,7 +236,7 @@ async def test_a_reader_that_stood_still_while_the_memory_was_given_away(
 
     def late(to: int, source: int, count: int) -> None:
         if len(seen) == 3:
-            asyncio.run_coroutine_threadsafe(give_away(), loop).result(5)
+            asyncio.run_coroutine_threadsafe(give_away(), loop).result(TIMEOUT_S)
         real(to, source, count)
         seen.append(int(np.ctypeslib.as_array(copying_bytes(to, count)).max()))
 
@@ -271,7 +272,7 @@ async def test_an_owner_that_stood_still_while_the_source_was_given_away(
 
     def late(to: int, source: int, count: int) -> None:
         if len(seen) == 3:
-            asyncio.run_coroutine_threadsafe(give_up(), loop).result(5)
+            asyncio.run_coroutine_threadsafe(give_up(), loop).result(TIMEOUT_S)
         real(to, source, count)
         seen.append(int(np.ctypeslib.as_array(copying_bytes(to, count)).max()))
 
@@ -326,7 +327,7 @@ async def test_closing_a_link_ends_its_calls_after_their_chunk(
 
     def closing(to: int, source: int, count: int) -> None:
         if next(chunks) == 3:
-            asyncio.run_coroutine_threadsafe(close(), loop).result(5)
+            asyncio.run_coroutine_threadsafe(close(), loop).result(TIMEOUT_S)
         real(to, source, count)
 
     monkeypatch.setattr(copying, "copy_memory", closing)
@@ -353,7 +354,7 @@ async def test_a_new_link_waits_for_what_the_old_one_still_copies(
     def held(to: int, source: int, count: int) -> None:
         if not entered.is_set():
             loop.call_soon_threadsafe(entered.set)
-            resume.wait(5)
+            resume.wait(TIMEOUT_S)
         real(to, source, count)
 
     monkeypatch.setattr(copying, "copy_memory", held)
@@ -369,6 +370,34 @@ async def test_a_new_link_waits_for_what_the_old_one_still_copies(
     resume.set()
     await second
     assert far.memory[0] == 99
+
+
+async def test_a_caller_hears_from_an_owner_that_copies_for_long(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise a call that runs out of time meanwhile would take the link for stalled."""
+    monkeypatch.setattr(owner, "ALIVE_S", 0.0)
+    monkeypatch.setattr(copying, "PROGRESS_S", 0.0)
+    near, far = pair
+    link = await near.dial(far)
+    grant = far.grant(WHOLE, "near")
+    await link.write(near.call([(0, 1)], grant, [(0, 1)]))
+    loop = asyncio.get_running_loop()
+    begun_s: list[float] = []
+    real = copying.copy_memory
+
+    async def hear() -> None:
+        await eventually(lambda: link._channel.progress_at_s > begun_s[0])
+
+    def held(to: int, source: int, count: int) -> None:
+        begun_s.append(link._channel.progress_at_s)
+        if len(begun_s) == 5:
+            asyncio.run_coroutine_threadsafe(hear(), loop).result(TIMEOUT_S)
+        real(to, source, count)
+
+    monkeypatch.setattr(copying, "copy_memory", held)
+    await link.write(near.call(WHOLE, grant, WHOLE))
+    assert len(begun_s) == TOTAL // MIB
 
 
 async def test_tags_are_handed_over_after_the_bytes(pair: Pair) -> None:
