@@ -1,11 +1,13 @@
 """The tcp transport against peers that talk garbage or lie, over real sockets."""
 
 import asyncio
+import itertools
 import random
 import socket
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -16,9 +18,11 @@ from tests.support.eventually import eventually
 from tests.support.transfer import Side, no_leaks, pattern, side
 from tests.support.transfer_peer import SECRET
 
-from kvtransfer import Access, FrameError, Limits, PeerLostError, TransferError
+from kvtransfer import Access, BusyError, FrameError, GrantError, Limits, PeerLostError, TransferError
+from kvtransfer.grants import Arrival
+from kvtransfer.limits import RANGES_MAX, TAG_BYTES_MAX, TOKEN_BYTES_MAX
 from kvtransfer.stream import frames
-from kvtransfer.stream.frames import Kind, TransferRequest, pack_header, pack_request
+from kvtransfer.stream.frames import ErrorCode, Kind, TransferRequest, pack_header, pack_request
 from kvtransfer.stream.inbox import STAGING_BYTES
 from kvtransfer.stream.negotiation import check_caller, prove_as_caller
 
@@ -27,7 +31,6 @@ pytestmark = pytest.mark.contract
 SIZE = 1 << 20
 WHOLE = np.array([(0, SIZE)])
 OVERFLOWING = np.array([(0, 2**62)] * 4)
-LINK_ID = bytes(16)
 TIMEOUT_S = 10.0
 FUZZ = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
@@ -49,9 +52,9 @@ async def dialled(owner: Side) -> AsyncIterator[socket.socket]:
 
 
 @asynccontextmanager
-async def authenticated(owner: Side, name: str = "liar") -> AsyncIterator[socket.socket]:
+async def authenticated(owner: Side, link_id: bytes = bytes(16)) -> AsyncIterator[socket.socket]:
     async with dialled(owner) as sock:
-        await prove_as_caller(sock, name, "owner", SECRET, LINK_ID)
+        await prove_as_caller(sock, "liar", "owner", SECRET, link_id)
         yield sock
 
 
@@ -94,7 +97,7 @@ def run_fuzzed(attack: Callable[[Side], Awaitable[None]]) -> None:
 
 
 @FUZZ
-@given(st.one_of(st.binary(max_size=2000), st.binary(max_size=600).map(lambda rest: b"MPKV\x01" + rest)))
+@given(st.one_of(st.binary(max_size=2000), st.binary(max_size=600).map(lambda rest: b"MPKV\x02" + rest)))
 def test_garbage_before_the_handshake(garbage: bytes) -> None:
     async def attack(owner: Side) -> None:
         async with dialled(owner) as sock:
@@ -152,8 +155,69 @@ def test_a_good_write_with_one_byte_changed_lands_in_the_grant_or_not_at_all(
     run_fuzzed(attack)
 
 
-def _write(token: str, count: int, request: int = 1) -> bytes:
-    return pack_request(Kind.WRITE, request, TransferRequest(token, np.array([(0, count)]), count))
+def _write(token: str, count: int, request: int = 1, **fields: Any) -> bytes:
+    return pack_request(Kind.WRITE, request, TransferRequest(token, np.array([(0, count)]), count, **fields))
+
+
+def _with(frame: bytes, at: int, data: bytes) -> bytes:
+    """A request with some bytes of its body replaced."""
+    at += frames.HEADER_BYTES
+    return frame[:at] + data + frame[at + len(data) :]
+
+
+RANGE_COUNT_AT, TOKEN_BYTES_AT, FLAGS_AT = 16, 20, 25
+
+
+@st.composite
+def talk(draw: st.DrawFn) -> list[tuple[str, int, int, int]]:
+    """What a caller says: well-formed frames, not always those that are due."""
+    words = st.tuples(
+        st.sampled_from(["write", "write", "data", "data", "data", "abort", "read"]),
+        st.integers(0, 3),  # how far the request number is from the last one opened
+        st.integers(0, 5000),  # where
+        st.integers(0, 5000),  # how many bytes
+    )
+    return draw(st.lists(words, min_size=1, max_size=12))
+
+
+@FUZZ
+@given(talk(), st.integers(0, 2**32))
+def test_whole_streams_of_frames_land_in_the_grant_or_not_at_all(
+    said: list[tuple[str, int, int, int]], seed: int
+) -> None:
+    async def attack(owner: Side) -> None:
+        write = owner.grant([(1000, 3000)], "liar", on_arrival=lambda arrival: None)
+        read = owner.grant([(0, SIZE)], "liar", access=Access.READ)
+        wire, last = b"", 0
+        for word, back, at, count in said:
+            match word:
+                case "write" | "read":
+                    last += 1
+                    token = write.token if word == "write" else read.token
+                    tag = b"tag" if word == "write" and back else b""
+                    wanted = TransferRequest(token, np.array([(at, count)]), count, tag)
+                    wire += pack_request(Kind.WRITE if word == "write" else Kind.READ, last, wanted)
+                case "data":
+                    wire += pack_header(Kind.DATA, count, max(0, last - back)) + b"\xff" * count
+                case "abort":
+                    wire += frames.pack_abort(max(0, last - back))
+        chance = random.Random(seed)
+        async with authenticated(owner) as sock:
+            while wire:
+                cut = chance.randint(1, 4000)
+                try:
+                    await asyncio.get_running_loop().sock_sendall(sock, wire[:cut])
+                except OSError:
+                    break
+                wire = wire[cut:]
+            await send_and_end(sock, b"")
+        inside = owner.memory[1000:4000].copy()
+        assert set(np.unique(inside).tolist()) <= {0, 255}
+        owner.memory[1000:4000] = 0
+        await owner.endpoint.revoke(write)
+        await owner.endpoint.revoke(read)
+
+    run_fuzzed(attack)
 
 
 @pytest.mark.parametrize(
@@ -168,6 +232,15 @@ def _write(token: str, count: int, request: int = 1) -> bytes:
         lambda token: pack_request(
             Kind.WRITE, 1, TransferRequest(token, np.array([(0, 2**62), (0, 2**62)] * 2), 0)
         ),
+        lambda token: pack_request(Kind.READ, 1, TransferRequest(token, np.array([(0, 10)]), 10, b"tag")),
+        lambda token: _write(token, 10, digest=bytes(15)),
+        lambda token: _write(token, 10, tag=bytes(TAG_BYTES_MAX + 1)),
+        lambda token: _write("t" * (TOKEN_BYTES_MAX + 1), 10),
+        lambda token: _with(_write(token, 10), FLAGS_AT, b"\xff"),
+        lambda token: _with(_write(token, 10), RANGE_COUNT_AT, struct.pack("<I", RANGES_MAX + 1)),
+        lambda token: _with(_write(token, 10), RANGE_COUNT_AT, struct.pack("<I", 2)),
+        lambda token: _with(_write(token, 10), TOKEN_BYTES_AT, struct.pack("<H", 5)),
+        lambda token: _write("\x80\xff", 10),
         lambda token: frames.pack_done(1, 10),
         lambda token: frames.pack_abort(1),
         lambda token: pack_header(Kind.WRITE, 2**32 - 1, 1),
@@ -201,7 +274,10 @@ async def lying_owner(answer: Callable[[int], bytes], then_close: bool) -> Async
             await loop.sock_sendall(sock, welcome)
             header = b""
             while len(header) < frames.HEADER_BYTES:
-                header += await loop.sock_recv(sock, frames.HEADER_BYTES - len(header))
+                part = await loop.sock_recv(sock, frames.HEADER_BYTES - len(header))
+                if not part:
+                    return  # a stream of a link that ended on another one
+                header += part
             await loop.sock_sendall(
                 sock, answer(frames.parse_header(memoryview(header), frames.BODY_BYTES_MAX).request)
             )
@@ -233,6 +309,9 @@ async def lying_owner(answer: Callable[[int], bytes], then_close: bool) -> Async
         (lambda request: pack_header(Kind.DATA, 1, request + 7) + b"x", False, FrameError),
         (lambda request: pack_header(Kind.ERROR, 2, request) + b"\xff\xff", False, FrameError),
         (lambda request: pack_header(Kind.DONE, 3, request) + b"abc", False, FrameError),
+        (lambda request: frames.pack_done(request, SIZE, bytes(15)), False, FrameError),
+        (lambda request: pack_header(Kind.ERROR, 501, request) + bytes(501), False, FrameError),
+        (lambda request: frames.pack_error(request + 1, ErrorCode.BUSY, "no") * 1000, False, FrameError),
         (lambda request: pack_header(Kind.WRITE, 0, request), False, FrameError),
         (lambda request: random.Random(1).randbytes(5000), False, FrameError),
         (lambda request: pack_header(Kind.DATA, SIZE, request) + bytes(1000), True, PeerLostError),
@@ -258,6 +337,76 @@ async def test_a_lying_owner_fails_that_read(
         peer = await reader.connect(honest)
         await peer.read(reader.region, WHOLE, grant.token, WHOLE, timeout_s=TIMEOUT_S)
         assert np.array_equal(reader.memory, honest.memory)
+
+
+@pytest.mark.parametrize(("direction", "landed"), [("read", ()), ("write", ((0, SIZE),))])
+async def test_what_a_lying_owner_says_has_landed_is_believed_only_as_far_as_it_can_be_true(
+    direction: str, landed: tuple[tuple[int, int], ...]
+) -> None:
+    async with (
+        no_leaks(),
+        side("tcp", "caller", np.zeros(SIZE, np.uint8)) as caller,
+        lying_owner(
+            lambda request: frames.pack_error(request, ErrorCode.BUSY, "no", 2**63), False
+        ) as descriptor,
+    ):
+        liar = await caller.endpoint.connect(descriptor, timeout_s=TIMEOUT_S)
+        call = liar.read if direction == "read" else liar.write
+        with pytest.raises(BusyError) as raised:
+            await call(caller.region, WHOLE, "g1.x.1", WHOLE, timeout_s=TIMEOUT_S)
+        assert raised.value.landed == landed
+
+
+@pytest.mark.parametrize("name", ["refused writes", "answers unread"])
+async def test_a_caller_that_only_asks_is_cut_off(owner: Side, name: str) -> None:
+    """What it makes us remember is bounded: refused writes whose payload never comes, answers that it never
+    reads."""
+    grant = owner.grant([(0, SIZE)], "liar")
+    token, count = ("g1.x.1", 10) if name == "refused writes" else (grant.token, 0)
+
+    async def ask(sock: socket.socket) -> None:
+        for first in itertools.count(1, 500):
+            asked = b"".join(_write(token, count, request) for request in range(first, first + 500))
+            await asyncio.get_running_loop().sock_sendall(sock, asked)
+
+    async with authenticated(owner) as sock, asyncio.timeout(4 * TIMEOUT_S):
+        with pytest.raises(ConnectionError):
+            await ask(sock)
+    await owner.endpoint.revoke(grant)
+    await assert_well(owner)
+
+
+async def test_a_flood_of_aborts_is_harmless(owner: Side) -> None:
+    grant = owner.grant([(0, SIZE)], "liar")
+    async with authenticated(owner) as sock:
+        answer = await send_and_end(sock, _write(grant.token, 10) + frames.pack_abort(1) * 20_000)
+        assert answer == frames.pack_error(1, ErrorCode.ABORTED, "aborted by the caller")
+    await owner.endpoint.revoke(grant)
+    await assert_well(owner)
+
+
+@pytest.mark.parametrize("cut", [5, frames.HEADER_BYTES, 40, -100])
+async def test_a_caller_that_stalls_in_the_middle_of_a_frame_holds_up_nobody(owner: Side, cut: int) -> None:
+    grant = owner.grant([(0, SIZE)], "liar")
+    wire = _write(grant.token, 1000) + pack_header(Kind.DATA, 1000, 1) + bytes(1000)
+    async with authenticated(owner) as sock:
+        await asyncio.get_running_loop().sock_sendall(sock, wire[:cut])
+        await assert_well(owner)
+        await owner.endpoint.revoke(grant)
+        await assert_well(owner)
+
+
+async def test_earlier_bytes_of_a_tag_must_have_landed(owner: Side) -> None:
+    """A tag is for bytes that are there, whatever the caller says."""
+    arrivals: list[Arrival] = []
+    grant = owner.grant([(0, SIZE)], "liar", on_arrival=arrivals.append)
+    nothing = np.empty((0, 2), np.int64)
+    lie = TransferRequest(grant.token, nothing, 0, tag=b"tag", earlier_bytes=1)
+    async with authenticated(owner) as sock:
+        answer = await send_and_end(sock, pack_request(Kind.WRITE, 1, lie))
+    assert isinstance(frames.parse_error(bytearray(answer[frames.HEADER_BYTES :])), GrantError)
+    assert arrivals == []
+    await owner.endpoint.revoke(grant)
 
 
 async def test_silent_connections_are_closed_in_time() -> None:
@@ -322,7 +471,7 @@ async def test_a_new_connection_of_a_peer_ends_its_older_one(owner: Side) -> Non
     async with authenticated(owner) as old:
         await loop.sock_sendall(old, _write(grant.token, SIZE) + pack_header(Kind.DATA, SIZE, 1) + b"\xff")
         await eventually(lambda: owner.endpoint.written_bytes(grant) == 1)
-        async with authenticated(owner) as new:
+        async with authenticated(owner, link_id=b"x" * 16) as new:
             with pytest.raises(OSError, match=r"reset|pipe"):
                 await flood(old)
             assert owner.endpoint.written_bytes(grant) == 1
