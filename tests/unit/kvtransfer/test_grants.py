@@ -7,12 +7,14 @@ from hypothesis import strategies as st
 
 from kvtransfer import Access, BusyError, GrantError, RangeError, Region
 from kvtransfer.grants import GrantTable
+from kvtransfer.memory import FEW_RANGES
 
 pytestmark = pytest.mark.unit
 
 SIZE = 64
-pieces = st.lists(
-    st.integers(0, SIZE).flatmap(lambda at: st.tuples(st.just(at), st.integers(0, SIZE - at))), max_size=6
+piece = st.integers(0, SIZE).flatmap(lambda at: st.tuples(st.just(at), st.integers(0, SIZE - at)))
+pieces = st.one_of(
+    st.lists(piece, max_size=6), st.lists(piece, min_size=FEW_RANGES + 1, max_size=2 * FEW_RANGES)
 )
 
 
@@ -30,11 +32,13 @@ def test_access_is_given_exactly_to_granted_bytes(
     allowed = all(place in held for at, length in wanted for place in range(at, at + length))
     if allowed:
         found, ranges = table.check(grant.token, "peer", Access.WRITE, wanted)
-        assert found is grant
+        again, _ = table.check(grant.token, "peer", Access.WRITE, np.array(wanted, np.int64).reshape(-1, 2))
+        assert found is again is grant
         assert int(ranges[:, 1].sum()) == sum(length for _, length in wanted)
     else:
-        with pytest.raises(GrantError):
-            table.check(grant.token, "peer", Access.WRITE, wanted)
+        for form in (wanted, np.array(wanted, np.int64)):
+            with pytest.raises(GrantError):
+                table.check(grant.token, "peer", Access.WRITE, form)
 
 
 def test_each_field_of_a_grant_is_checked() -> None:

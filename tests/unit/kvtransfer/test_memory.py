@@ -6,20 +6,22 @@ import sys
 import numpy as np
 import pytest
 import xxhash
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvtransfer import RangeError, Region, checksum
 from kvtransfer.limits import RANGES_MAX
-from kvtransfer.memory import Cursor, checked_ranges, copy_into, total_bytes
+from kvtransfer.memory import FEW_RANGES, Cursor, checked_ranges, copy_into, total_bytes
 
 pytestmark = pytest.mark.unit
 
 SIZE = 300
 MEMORY = np.random.default_rng(3).integers(0, 256, SIZE, dtype=np.uint8)
 
-ranges_within = st.lists(
-    st.integers(0, SIZE).flatmap(lambda at: st.tuples(st.just(at), st.integers(0, SIZE - at))), max_size=12
+one_range = st.integers(0, SIZE).flatmap(lambda at: st.tuples(st.just(at), st.integers(0, SIZE - at)))
+ranges_within = st.one_of(
+    st.lists(one_range, max_size=12),
+    st.lists(one_range, min_size=FEW_RANGES + 1, max_size=3 * FEW_RANGES),
 )
 
 
@@ -27,6 +29,7 @@ def bytes_of(ranges: list[tuple[int, int]]) -> bytes:
     return b"".join(MEMORY[at : at + length].tobytes() for at, length in ranges)
 
 
+@settings(max_examples=60, deadline=None)
 @given(ranges_within)
 def test_checked_ranges_keep_the_bytes_and_join_neighbours(ranges: list[tuple[int, int]]) -> None:
     checked = checked_ranges(ranges, SIZE, "field")
@@ -64,6 +67,7 @@ def test_the_number_of_ranges_is_bounded_after_joining() -> None:
         checked_ranges(apart, size, "field")
 
 
+@settings(max_examples=60, deadline=None)
 @given(ranges_within, st.lists(st.tuples(st.integers(1, 50), st.integers(1, 4)), min_size=1))
 def test_a_cursor_walks_all_bytes_once_in_order(
     ranges: list[tuple[int, int]], steps: list[tuple[int, int]]
@@ -85,6 +89,7 @@ def test_a_cursor_walks_all_bytes_once_in_order(
     assert cursor.peek(10, 10) == []
 
 
+@settings(max_examples=60, deadline=None)
 @given(ranges_within)
 def test_checksum_is_xxh3_128_of_the_bytes_in_order(ranges: list[tuple[int, int]]) -> None:
     assert checksum(Region(1, MEMORY), ranges) == xxhash.xxh3_128_hexdigest(bytes_of(ranges))
