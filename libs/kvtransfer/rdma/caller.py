@@ -10,11 +10,7 @@ import asyncio
 import copy
 import socket
 import time
-from bisect import bisect_right
 from collections.abc import Sequence
-from itertools import accumulate
-
-import numpy as np
 
 from kvtransfer.errors import (
     ChecksumError,
@@ -33,9 +29,10 @@ from kvtransfer.rdma.lane import Lane
 from kvtransfer.rdma.lane_cut import LaneCut, lane_cut
 from kvtransfer.rdma.meeting import LaneInMaking, caller_lane, connect_caller_lane
 from kvtransfer.rdma.pending import Pending
+from kvtransfer.rdma.posting import post_all
 from kvtransfer.rdma.registrations import PieceKeys, Registrations
-from kvtransfer.rdma.verbs import Columns, SendRing
-from kvtransfer.rdma.work import WORK_BYTES_MAX, WorkPlan, pieces_of, planned
+from kvtransfer.rdma.sendring import Columns, SendRing
+from kvtransfer.rdma.work import WORK_BYTES_MAX, pieces_of, planned
 from kvtransfer.stream import frames
 from kvtransfer.stream.connection import Connection
 from kvtransfer.stream.frames import Header, Kind, TransferRequest
@@ -52,10 +49,6 @@ CALLER_ACCEPTS = frames.accepts(
 )
 _PENDING_PER_IN_FLIGHT = 4
 """Pending requests for each that may be in flight; more abandoned ones mean that the peer stalls."""
-_CHAIN_BYTES_MAX = 512 << 10
-"""Posted at once: a software device copies while it is posted."""
-_POST_S_MAX = 0.002
-"""Posting goes on for this long before the loop gets its turn."""
 _PROBE_S_MAX = 2.0
 """A lane whose first operation takes longer is given up, if another one works."""
 _DRAIN_S_MAX = 0.5
@@ -313,57 +306,17 @@ class RdmaLink:
         except FrameError as error:
             self._connection.close(error)
             raise
-        posting = [
-            asyncio.create_task(self._post(pending, plan, local, lane)) for lane in range(pending.cut.lanes)
-        ]
         try:
-            await asyncio.gather(*posting)
-        finally:
-            for task in posting:
-                task.cancel()
-            await asyncio.wait(posting)
+            await post_all(pending, plan, local, self._lanes[: pending.cut.lanes])
+        except OSError as error:
+            lost = PeerLostError(f"a lane to {self.peer} takes no work: {error}")
+            self._connection.close(lost)
+            raise lost from error
         if not pending.is_write:
             self._connection.send_frame(own.pack_fin(pending.request))
             if not call.verify:
                 del self._pending[pending.request]
                 pending.finished = True
-
-    async def _post(self, pending: Pending, plan: WorkPlan, local: PieceKeys, number: int) -> None:
-        """One lane's parts, part after part, and the completion of the last one."""
-        lane = self._lanes[number]
-        for part in pending.cut.parts_of(number):
-            columns = _columns(plan, plan.of_part(part), local, pending, number)
-            await self._post_part(pending, columns, lane, part)
-        await lane.completed(pending.posted[lane])
-
-    async def _post_part(self, pending: Pending, columns: Columns, lane: Lane, part: int) -> None:
-        reached = list(accumulate(columns.lengths, initial=0))
-        total, at = len(columns.lengths), 0
-        begin_s = time.monotonic()
-        while at < total:
-            async with lane.turn:
-                room = min(await lane.room(), self._ring.size)
-                if pending.error is not None:
-                    raise pending.error
-                fitting = bisect_right(reached, reached[at] + _CHAIN_BYTES_MAX) - 1
-                end = max(at + 1, min(at + room, fitting))
-                chain = Columns(*(column[at:end] for column in columns))
-                last = end == total
-                try:
-                    if pending.is_write:
-                        posted = lane.write(chain, pending.request if last else None)
-                    else:
-                        posted = lane.read(chain)
-                except OSError as error:
-                    lost = PeerLostError(f"a lane to {self.peer} takes no work: {error}")
-                    self._connection.close(lost)
-                    raise lost from error
-            pending.posted[lane] = posted
-            at = end
-            if time.monotonic() - begin_s >= _POST_S_MAX:
-                await asyncio.sleep(0)
-                begin_s = time.monotonic()
-        pending.part_ends.append((lane, pending.posted[lane], part))
 
     def _told(self, pending: Pending, error: TransferError) -> TransferError:
         """The call's own error: the owner's word for this request if there is one, with what landed."""
@@ -396,16 +349,3 @@ class RdmaLink:
             self._connection.close(PeerLostError(f"{self.peer} did not take what a call had under way"))
         except TransferError:
             return  # the link is closed, so are the lanes
-
-
-def _columns(plan: WorkPlan, rows: slice, local: PieceKeys, pending: Pending, lane: int) -> Columns:
-    keys = pending.keys
-    assert keys is not None
-    piece_rows = np.searchsorted(local.pieces, plan.pieces[rows])
-    return Columns(
-        (plan.local_offsets[rows] + local.base_address).tolist(),
-        plan.lengths[rows].tolist(),
-        local.local[piece_rows, lane].tolist(),
-        (plan.remote_offsets[rows] + keys.base_address).tolist(),
-        keys.keys[plan.stretches[rows], lane].tolist(),
-    )

@@ -9,7 +9,8 @@ from collections.abc import Callable
 
 from kvtransfer.errors import TransferError
 from kvtransfer.rdma.sendqueue import SendQueue
-from kvtransfer.rdma.verbs import Columns, QueuePair, SendRing
+from kvtransfer.rdma.sendring import Columns, SendRing
+from kvtransfer.rdma.verbs import QueuePair
 
 SENDS_MAX = 128
 """Work requests outstanding on a queue pair."""
@@ -73,12 +74,12 @@ class Lane:
         return self._posted(columns, numbers)
 
     async def room(self) -> int:
-        """How many may be posted, at least one: waits for it. Raises the error of `close`."""
+        """How many may be posted at once, at least one: waits for it. Raises the error of `close`."""
         while not self._queue.room or self._failed:
             await self.completed(self._queue.retired + 1)
         if self._closed is not None:
             raise self._closed
-        return self._queue.room
+        return min(self._queue.room, self._ring.size)
 
     async def completed(self, number: int) -> None:
         """Returns when work request `number` is complete; raises the error of `close`."""

@@ -9,7 +9,8 @@ from kvtransfer.rdma import ports
 from kvtransfer.rdma.devices import OpenDevice
 from kvtransfer.rdma.frames import LaneEnd
 from kvtransfer.rdma.lane import RECEIVES_MAX, SENDS_MAX, Lane
-from kvtransfer.rdma.verbs import Path, QueuePair, SendRing
+from kvtransfer.rdma.sendring import SendRing
+from kvtransfer.rdma.verbs import Path, QueuePair
 
 _READS_MAX = 16
 """READs that one queue pair makes, or serves, at once; a device may allow fewer."""

@@ -12,7 +12,6 @@ import asyncio
 import logging
 import socket
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
@@ -20,14 +19,14 @@ import numpy as np
 from kvtransfer.errors import ArrivalError, FrameError, GrantError, PeerLostError, TransferError
 from kvtransfer.grants import Access, Grant
 from kvtransfer.kinds import TransportKind
-from kvtransfer.memory import Ranges
 from kvtransfer.rdma import frames as own
 from kvtransfer.rdma.devices import OpenDevice
-from kvtransfer.rdma.frames import LANES_MAX, OWN_BODY_BYTES_MAX, LaneEnd, RdmaKind
-from kvtransfer.rdma.lane_cut import LaneCut, lane_cut
+from kvtransfer.rdma.frames import OWN_BODY_BYTES_MAX, LaneEnd, RdmaKind
+from kvtransfer.rdma.lane_cut import lane_cut
 from kvtransfer.rdma.meeting import LaneInMaking, owner_lane
 from kvtransfer.rdma.registrations import PieceKeys, Registrations
-from kvtransfer.rdma.verbs import SendRing
+from kvtransfer.rdma.sendring import SendRing
+from kvtransfer.rdma.serving import Serving
 from kvtransfer.rdma.work import PIECE_BYTES, RemoteKeys, pieces_of
 from kvtransfer.stream import frames
 from kvtransfer.stream.connection import Connection
@@ -50,30 +49,6 @@ REVOKE_S_MAX = 0.25
 _REVOKED = "the grant was revoked"
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(slots=True, eq=False)
-class _Serving:
-    """A request that is not answered yet. `parts_landed` counts by lane."""
-
-    request: int
-    wanted: TransferRequest
-    grant: Grant
-    ranges: Ranges
-    access: Access
-    cut: LaneCut
-    keys_given: bool = False
-    ended: asyncio.Event = field(default_factory=asyncio.Event)
-    parts_landed: list[int] = field(default_factory=lambda: [0] * LANES_MAX)
-
-    @property
-    def all_landed(self) -> bool:
-        return sum(self.parts_landed) == self.cut.parts
-
-    @property
-    def moving(self) -> bool:
-        """The caller may be touching the memory."""
-        return self.keys_given and not (self.access is Access.WRITE and self.all_landed)
 
 
 class RdmaSession:
@@ -105,7 +80,7 @@ class RdmaSession:
         self._ready = False
         self._is_reset = False
         self._last_request = 0
-        self._serving: dict[int, _Serving] = {}
+        self._serving: dict[int, Serving] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self) -> None:
@@ -237,7 +212,7 @@ class RdmaSession:
         else:
             self._all_read(serving)
 
-    def _admit(self, request: int, wanted: TransferRequest, access: Access) -> _Serving | None:
+    def _admit(self, request: int, wanted: TransferRequest, access: Access) -> Serving | None:
         """The request under its grant, or None once the refusal is sent."""
         served_max = self._context.limits.transfers_served_max
         if len(self._serving) >= served_max:
@@ -253,10 +228,10 @@ class RdmaSession:
             self._refuse(request, ErrorCode.GRANT, str(error))
             return None
         cut = lane_cut(wanted.payload_bytes, len(self._making))
-        serving = self._serving[request] = _Serving(request, wanted, grant, ranges, access, cut)
+        serving = self._serving[request] = Serving(request, wanted, grant, ranges, access, cut)
         return serving
 
-    def _give_keys(self, serving: _Serving) -> None:
+    def _give_keys(self, serving: Serving) -> None:
         """At once if the memory is registered already, else when it is."""
         pieces = pieces_of(serving.ranges)
         if len(pieces) > own.STRETCHES_MAX:
@@ -272,7 +247,7 @@ class RdmaSession:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _register(self, serving: _Serving, pieces: list[int], devices: list[int]) -> None:
+    async def _register(self, serving: Serving, pieces: list[int], devices: list[int]) -> None:
         try:
             keys = await self._registrations.make(
                 serving.grant.region, pieces, devices, lambda: self._is_open(serving)
@@ -285,7 +260,7 @@ class RdmaSession:
         if keys is not None and self._is_open(serving):
             self._go(serving, keys)
 
-    def _go(self, serving: _Serving, keys: PieceKeys) -> None:
+    def _go(self, serving: Serving, keys: PieceKeys) -> None:
         serving.keys_given = True
         starts = keys.pieces * PIECE_BYTES
         ends = np.minimum(starts + PIECE_BYTES, serving.grant.region.region_bytes)
@@ -328,7 +303,7 @@ class RdmaSession:
         else:
             self._refuse(request, ErrorCode.ABORTED, "aborted by the caller")
 
-    def _all_landed(self, serving: _Serving) -> None:
+    def _all_landed(self, serving: Serving) -> None:
         """The digest first, then the tag, then DONE."""
         sent = serving.wanted.digest
         if not sent:
@@ -343,7 +318,7 @@ class RdmaSession:
 
         self._digests.start(serving.grant, serving.ranges, compare)
 
-    def _conclude_write(self, serving: _Serving) -> None:
+    def _conclude_write(self, serving: Serving) -> None:
         if not self._is_open(serving):
             return  # revoked, or the link was lost, while its digest was made
         if serving.grant.revoked:
@@ -363,7 +338,7 @@ class RdmaSession:
         self._counters.served_written_bytes += wanted.payload_bytes
         self._connection.send_frame(frames.pack_done(serving.request, wanted.payload_bytes))
 
-    def _all_read(self, serving: _Serving) -> None:
+    def _all_read(self, serving: Serving) -> None:
         if serving.wanted.verify:
             self._digests.start(
                 serving.grant, serving.ranges, lambda found: self._conclude_read(serving, found)
@@ -371,7 +346,7 @@ class RdmaSession:
         else:
             self._conclude_read(serving, b"")
 
-    def _conclude_read(self, serving: _Serving, digest: bytes) -> None:
+    def _conclude_read(self, serving: Serving, digest: bytes) -> None:
         """A caller that reads bytes without `verify` knows the end by itself and waits for no DONE."""
         if not self._is_open(serving):
             return
@@ -382,11 +357,11 @@ class RdmaSession:
         if serving.wanted.verify or not payload_bytes:
             self._connection.send_frame(frames.pack_done(serving.request, payload_bytes, digest))
 
-    def _end(self, serving: _Serving) -> None:
+    def _end(self, serving: Serving) -> None:
         del self._serving[serving.request]
         serving.ended.set()
 
-    def _is_open(self, serving: _Serving) -> bool:
+    def _is_open(self, serving: Serving) -> bool:
         """Not answered yet."""
         return self._serving.get(serving.request) is serving
 

@@ -40,7 +40,7 @@ class Registrations:
         shape = (len(pieces), len(devices))
         found = [made[piece, device] for piece in pieces for device in devices]
         return PieceKeys(
-            address_of(region),
+            _address(region),
             np.array(pieces, np.int64),
             np.array([one.local_key for one in found], np.uint32).reshape(shape),
             np.array([one.remote_key for one in found], np.uint32).reshape(shape),
@@ -74,7 +74,7 @@ class Registrations:
         )
         start = piece * PIECE_BYTES
         length = min(PIECE_BYTES, region.region_bytes - start)
-        made[piece, device] = self._devices[device].register(address_of(region) + start, length)
+        made[piece, device] = self._devices[device].register(_address(region) + start, length)
 
     def release(self, region: Region) -> None:
         """Nothing of the region is in use any more."""
@@ -89,7 +89,7 @@ class Registrations:
         self._regions.clear()
 
 
-def address_of(region: Region) -> int:
-    """Where the region lies in this process. Raises RangeError once it is unregistered."""
-    address: int = np.frombuffer(region.view, np.uint8).ctypes.data
-    return address
+def _address(region: Region) -> int:
+    """Raises RangeError once it is unregistered."""
+    _ = region.view
+    return region.address

@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # these import pyverbs
     from kvtransfer.rdma.devices import OpenDevice
     from kvtransfer.rdma.owner import RdmaSession
     from kvtransfer.rdma.registrations import Registrations
-    from kvtransfer.rdma.verbs import SendRing
+    from kvtransfer.rdma.sendring import SendRing
 
 _RING_SIZE = 64
 """Work requests posted at once."""
@@ -60,7 +60,7 @@ class RdmaTransport:
         try:
             from kvtransfer.rdma.devices import open_devices
             from kvtransfer.rdma.registrations import Registrations
-            from kvtransfer.rdma.verbs import SendRing
+            from kvtransfer.rdma.sendring import SendRing
         except ImportError as error:
             raise TransportUnavailable(
                 f"rdma needs the Python package pyverbs of rdma-core, which does not import: {error}"

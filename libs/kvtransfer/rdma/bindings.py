@@ -1,0 +1,52 @@
+"""What is used of pyverbs, imported in one place. Importing it raises ImportError where it is not installed.
+
+pyverbs has no types; `verbs` and `sendring` give it some.
+"""
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def _root_logger_kept() -> Iterator[None]:
+    """pyverbs configures the root logger when it is imported, which is for a program to do."""
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
+with _root_logger_kept():
+    import pyverbs.enums as enums
+    from pyverbs.addr import GID, AHAttr, GlobalRoute
+    from pyverbs.cq import CQ, CompChannel, cqe_status_to_str
+    from pyverbs.device import Context, get_device_list
+    from pyverbs.mr import MR
+    from pyverbs.pd import PD
+    from pyverbs.pyverbs_error import PyverbsError
+    from pyverbs.qp import QP, QPAttr, QPCap, QPInitAttr
+    from pyverbs.wr import SGE, RecvWR, SendWR
+
+__all__ = [
+    "CQ",
+    "GID",
+    "MR",
+    "PD",
+    "QP",
+    "SGE",
+    "AHAttr",
+    "CompChannel",
+    "Context",
+    "GlobalRoute",
+    "PyverbsError",
+    "QPAttr",
+    "QPCap",
+    "QPInitAttr",
+    "RecvWR",
+    "SendWR",
+    "cqe_status_to_str",
+    "enums",
+    "get_device_list",
+]
