@@ -31,8 +31,8 @@ async def test_the_loop_gets_its_turn_during_a_large_transfer() -> None:
         while not writing.done():
             await asyncio.sleep(0)
             turns += 1
-        # Each turn of the loop moves at most turn_bytes into the memory.
-        assert turns >= total // limits.turn_bytes
+        # Each turn of the loop moves at most turn_bytes of each stream into the memory.
+        assert turns >= total // (limits.turn_bytes * limits.tcp_streams)
 
 
 @pytest.mark.parametrize("direction", ["write", "read"])
@@ -57,4 +57,4 @@ async def test_an_owner_is_told_of_a_cancelled_call(direction: str) -> None:
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        await eventually(lambda: owner.endpoint.statistics()["caller"].served_failures == 1)
+        await eventually(lambda: owner.endpoint.statistics()["caller"].served_failures > 0)

@@ -8,7 +8,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from threading import get_ident
+from threading import Lock, get_ident
 
 import numpy as np
 import numpy.typing as npt
@@ -73,6 +73,7 @@ class FakeDeviceMemory(DeviceMemory):
         self.running = 0
         self.fails_at: int | None = None
         self._loop_thread = get_ident()
+        self._counting = Lock()
 
     @property
     def size_bytes(self) -> int:
@@ -99,14 +100,17 @@ class FakeDeviceMemory(DeviceMemory):
         assert get_ident() != self._loop_thread
         assert self.pinned
         assert host.nbytes == ranges[:, 1].sum() > 0
-        self.copies += 1
-        self.running += 1
+        with self._counting:
+            self.copies += 1
+            self.running += 1
+            fails = self.copies == self.fails_at
         try:
             time.sleep(self.copy_s)
-            if self.copies == self.fails_at:
+            if fails:
                 raise FakeDeviceError("the device is broken")
         finally:
-            self.running -= 1
+            with self._counting:
+                self.running -= 1
 
     def _unpin(self) -> None:
         self.pinned -= 1
