@@ -11,7 +11,13 @@ from moonpool.__main__ import COMMANDS
 pytestmark = pytest.mark.unit
 
 ROOT = Path(__file__).parents[3]
-DOCUMENTS = ("README.md", "ARCHITECTURE.md", "benchmarks/README.md", "docs/performance.md")
+DOCUMENTS = (
+    "README.md",
+    "ARCHITECTURE.md",
+    "benchmarks/README.md",
+    "docs/performance.md",
+    "docs/transfer.md",
+)
 LINK = re.compile(r"\[[^\]]*\]\(([^)#\s]+)(?:#[^)]*)?\)")
 SYMBOL = re.compile(r"`([\w/.-]+\.py)::([\w.]+)`")
 CODE_FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
