@@ -15,6 +15,9 @@ from kvtransfer.stream.inbox import FrameHandler, Inbox
 from kvtransfer.stream.outbox import Outbox, Outgoing
 from kvtransfer.stream.vectors import Vectors
 
+RECEIVES_PER_TURN_MAX = 64
+"""A peer that sends byte by byte gets no more of the loop than others."""
+
 FRAMES_WAITING_MAX = 4096
 """Frames that the peer does not take; honest peers have far fewer requests open."""
 
@@ -129,7 +132,9 @@ class Connection:
 
     def _receive(self) -> None:
         left = self._turn_bytes
-        while left > 0 and not self.closed:
+        for _ in range(RECEIVES_PER_TURN_MAX):
+            if left <= 0 or self.closed:
+                return
             try:
                 # Where bytes may land is asked and the bytes are received in one step: nothing comes between.
                 count, room = self._receive_into(self._inbox.pieces(left))
@@ -139,7 +144,8 @@ class Connection:
                 raise PeerLostError(f"{self.peer} closed the connection")
             self.progress_at_s = time.monotonic()
             self._inbox.received(count)
-            if count < room:
+            # In the middle of a payload more has come meanwhile, and to ask again costs less than a turn.
+            if count < room and not self._inbox.in_payload:
                 return
             left -= count
 

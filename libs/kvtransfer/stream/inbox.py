@@ -98,6 +98,11 @@ class Inbox:
         self._body_have = 0
         self._vectors: Vectors | None = None
 
+    @property
+    def in_payload(self) -> bool:
+        """More bytes of a payload are due."""
+        return self._payload is not None
+
     def pieces(self, bytes_max: int) -> list[memoryview] | Vectors:
         """Where to receive to; never empty. Ask again right before each receive.
 
