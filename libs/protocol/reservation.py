@@ -111,7 +111,8 @@ class RenewAsked:
 
 @dataclass(frozen=True, slots=True)
 class CommitAsked:
-    """`landed_bytes` is what the transfer counted under the grant, `checksum` what lies in memory."""
+    """`landed_bytes` is what the transfer counted under the grant, what was sent again counted again;
+    `checksum` is of what lies in memory."""
 
     commit: Commit
     landed_bytes: int
@@ -245,10 +246,10 @@ def _commit(hold: Hold, event: CommitAsked) -> Outcome:
         return hold, (_refuse(hold, hold.closed_by),)
     if hold.phase is not Phase.RESERVED:
         return hold, (_accept(hold),)
-    expected = (hold.blocks_to_write, hold.bytes_to_write, hold.bytes_to_write)
-    found = (commit.blocks_written, commit.bytes_written, event.landed_bytes)
-    if found != expected:
-        detail = f"(blocks, bytes, landed bytes) are {found}, expected {expected}"
+    expected = (hold.blocks_to_write, hold.bytes_to_write)
+    found = (commit.blocks_written, commit.bytes_written)
+    if found != expected or event.landed_bytes < hold.bytes_to_write:
+        detail = f"(blocks, bytes) are {found}, {event.landed_bytes} bytes landed, expected {expected}"
         return hold, (_refuse(hold, RefusalReason.MISMATCH, detail),)
     if commit.checksum and commit.checksum != event.checksum:
         return hold, (_refuse(hold, RefusalReason.MISMATCH, "checksum of the blocks differs"),)

@@ -13,11 +13,13 @@ import numpy.typing as npt
 from cluster.messages import Reserved
 from engine.layout import KVLayout
 from kvhash import BLOCK_TOKENS
-from kvtransfer import Endpoint, Peer, Ranges, Region, Transferred, checksum
+from kvtransfer import Endpoint, Peer, Ranges, Region, RetryableTransferError, Transferred, checksum
 from protocol.prefill import HandoverDone
 
 WRITE_S_MAX = 60.0
-"""A write that is not acknowledged by then has failed."""
+"""A write that is not acknowledged by then has failed, however often it was made again."""
+WRITE_TRIES_MAX = 3
+"""A write whose transport fails is made again, over the next one that works."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +85,25 @@ class Handover:
         block_bytes = self._source.layout.block_bytes
         local = block_slices(self._local_ids[first_block:end_block], block_bytes, offset, length)
         remote = block_slices(self._remote_ids[first_block:end_block], block_bytes, offset, length)
-        write = self._peer.write(
-            self._source.region, local, self._reserved.grant, remote, timeout_s=WRITE_S_MAX
-        )
-        self._writes.append(asyncio.ensure_future(write))
+        self._writes.append(asyncio.create_task(self._written(local, remote)))
+
+    async def _written(self, local: Ranges, remote: Ranges) -> Transferred:
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + WRITE_S_MAX
+        tries_left = WRITE_TRIES_MAX
+        while True:
+            tries_left -= 1
+            try:
+                return await self._peer.write(
+                    self._source.region,
+                    local,
+                    self._reserved.grant,
+                    remote,
+                    timeout_s=deadline_s - loop.time(),
+                )
+            except RetryableTransferError:
+                if not tries_left or loop.time() >= deadline_s:
+                    raise
 
 
 def block_ranges(block_ids: list[int], block_bytes: int) -> Ranges:

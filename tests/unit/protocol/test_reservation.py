@@ -68,6 +68,11 @@ def test_a_commit_that_does_not_match_is_refused(
     assert reply(effects).reason is reason
 
 
+def test_bytes_that_were_sent_again_landed_twice() -> None:
+    hold, _ = run(replace(GOOD, landed_bytes=GOOD.landed_bytes + 1))
+    assert hold.phase is Phase.RUNNING
+
+
 def test_an_unrenewed_reservation_is_revoked_and_a_late_commit_hears_so() -> None:
     hold, effects = run(reservation.TimePassed(), now_s=5.0)
     assert effects == [reservation.TellExpired(OWNER), reservation.RevokeAndFree()]
