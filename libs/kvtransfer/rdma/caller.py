@@ -25,13 +25,12 @@ from kvtransfer.limits import Limits
 from kvtransfer.rdma import frames as own
 from kvtransfer.rdma.devices import OpenDevice
 from kvtransfer.rdma.frames import OWN_BODY_BYTES_MAX, LaneEnd, RdmaKind
-from kvtransfer.rdma.lane import Lane
 from kvtransfer.rdma.lane_cut import LaneCut, lane_cut
-from kvtransfer.rdma.meeting import LaneInMaking, caller_lane, connect_caller_lane
+from kvtransfer.rdma.lanes import CallerLanes
 from kvtransfer.rdma.pending import Pending
 from kvtransfer.rdma.posting import post_all
 from kvtransfer.rdma.registrations import PieceKeys, Registrations
-from kvtransfer.rdma.sendring import Columns, SendRing
+from kvtransfer.rdma.sendring import SendRing
 from kvtransfer.rdma.work import WORK_BYTES_MAX, pieces_of, planned
 from kvtransfer.stream import frames
 from kvtransfer.stream.connection import Connection
@@ -49,8 +48,6 @@ CALLER_ACCEPTS = frames.accepts(
 )
 _PENDING_PER_IN_FLIGHT = 4
 """Pending requests for each that may be in flight; more abandoned ones mean that the peer stalls."""
-_PROBE_S_MAX = 2.0
-"""A lane whose first operation takes longer is given up, if another one works."""
 _DRAIN_S_MAX = 0.5
 """A call that is given up waits this long for its work requests; then the link is closed."""
 _RESET_WAIT_S = 0.2
@@ -74,12 +71,8 @@ class RdmaLink:
         self.peer = peer
         self._connection = Connection(sock, peer, self, CALLER_ACCEPTS, limits.turn_bytes)
         self._limits = limits
-        self._opened = devices
         self._registrations = registrations
-        self._ring = ring
-        self._making: list[LaneInMaking] = []
-        self._lanes: list[Lane] = []
-        self._devices: list[int] = []
+        self._lanes = CallerLanes(devices, ring, self._lane_failed)
         self._answer: asyncio.Future[list[LaneEnd]] | None = None
         self._pending: dict[int, Pending] = {}
         self._last_request = 0
@@ -89,11 +82,6 @@ class RdmaLink:
     def closed(self) -> bool:
         return self._connection.closed
 
-    @property
-    def lanes(self) -> Sequence[Lane]:
-        """For statistics: `posted_bytes` of each."""
-        return self._lanes
-
     async def establish(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Meet the owner's queue pairs, one for each pair (our device, its device).
 
@@ -101,20 +89,14 @@ class RdmaLink:
         """
         self._connection.start()
         try:
-            for ours, theirs in pairs:
-                # Of a caller's queue pair only completions of its own come: no immediates.
-                made = caller_lane(
-                    self._opened[ours], ours, theirs, self._ring, lambda _: None, self._lane_failed
-                )
-                self._making.append(made)
+            ends = self._lanes.make(pairs)
             self._answer = asyncio.get_running_loop().create_future()
-            self._connection.send_frame(own.pack_lanes([made.end for made in self._making]))
-            answers = await self._answer
-            for made, theirs_end in zip(self._making, answers, strict=True):
-                connect_caller_lane(self._opened[made.device], made, theirs_end)
-        except (OSError, ValueError) as error:
+            self._connection.send_frame(own.pack_lanes(ends))
+            self._lanes.connect(await self._answer)
+            usable = await self._lanes.probe()
+        except OSError as error:
             raise PeerLostError(f"no queue pair to {self.peer}: {error}") from error
-        await self._probe()
+        self._connection.send_frame(own.pack_ready(usable))
 
     async def write(self, call: Call) -> None:
         source = call.memory
@@ -128,7 +110,8 @@ class RdmaLink:
             raise ChecksumError(f"what {self.peer} has is not what arrived")
 
     def close_if_stalled(self) -> None:
-        progress_at_s = max([self._connection.progress_at_s, *(lane.progress_at_s for lane in self._lanes)])
+        moved_at_s = [lane.progress_at_s for lane in self._lanes.working]
+        progress_at_s = max([self._connection.progress_at_s, *moved_at_s])
         silent_s = time.monotonic() - progress_at_s
         if silent_s >= self._limits.stall_s_max:
             self._connection.close(PeerLostError(f"{self.peer} stalls for {silent_s:.1f} s"))
@@ -164,8 +147,7 @@ class RdmaLink:
         """The lanes first: when a call learns of the end, no device touches its memory any more."""
         if self._failing is not None:
             self._failing.cancel()
-        for made in self._making:
-            made.lane.close(error)
+        self._lanes.close(error)
         if self._answer is not None and not self._answer.done():
             self._answer.set_exception(error)
         pending, self._pending = self._pending, {}
@@ -174,7 +156,7 @@ class RdmaLink:
             entry.answered()
 
     def _on_lanes(self, ends: list[LaneEnd]) -> None:
-        if self._answer is None or self._answer.done() or len(ends) != len(self._making):
+        if self._answer is None or self._answer.done():
             raise FrameError("LANES that do not answer ours")
         self._answer.set_result(ends)
 
@@ -220,42 +202,15 @@ class RdmaLink:
             raise FrameError(f"answer to request {header.request}, which is not pending")
         return pending
 
-    async def _probe(self) -> None:
-        """A WRITE of no bytes on each lane: it needs the path both ways, and touches nothing."""
-        nothing = Columns([0], [0], [0], [0], [0])
-        waits = []
-        for made in self._making:
-            made.lane.write(nothing, None)
-            waits.append(asyncio.create_task(made.lane.completed(1)))
-        try:
-            await asyncio.wait(waits, timeout=_PROBE_S_MAX)
-        finally:
-            usable = [wait.done() and wait.exception() is None for wait in waits]
-            for wait in waits:
-                wait.cancel()
-        self._take_usable(usable)
-
-    def _take_usable(self, usable: list[bool]) -> None:
-        given_up = PeerLostError(f"a lane to {self.peer} does not work")
-        for made, works in zip(self._making, usable, strict=True):
-            if not works:
-                made.lane.close(given_up)
-        self._making = [made for made, works in zip(self._making, usable, strict=True) if works]
-        if not self._making:
-            raise PeerLostError(f"no lane to {self.peer} works")
-        self._lanes = [made.lane for made in self._making]
-        self._devices = [made.device for made in self._making]
-        self._connection.send_frame(own.pack_ready(usable))
-
     def _lane_failed(self, reason: str) -> None:
-        if not self._lanes or self._failing is not None:
-            return  # a probe's failure is seen by the probe
+        if self._failing is not None:
+            return
         error = PeerLostError(f"a lane to {self.peer} failed: {reason}")
         self._failing = asyncio.get_running_loop().call_later(_RESET_WAIT_S, self._connection.close, error)
 
     async def _call(self, kind: Kind, call: Call, sent: bytes) -> Pending:
         memory = call.memory
-        cut = lane_cut(memory.payload_bytes, len(self._lanes))
+        cut = lane_cut(memory.payload_bytes, len(self._lanes.working))
         local = await self._registered(call, cut.lanes)
         pending = self._next_pending(cut, kind is Kind.WRITE)
         wanted = TransferRequest(
@@ -283,7 +238,7 @@ class RdmaLink:
             return None
         region, pieces = call.memory.region, pieces_of(call.memory.ranges)
         try:
-            return await self._registrations.make(region, pieces, self._devices[:lanes])
+            return await self._registrations.make(region, pieces, self._lanes.devices(lanes))
         except OSError as error:
             raise TransportUnfit(f"memory cannot be registered for rdma: {error}") from error
 
@@ -307,7 +262,7 @@ class RdmaLink:
             self._connection.close(error)
             raise
         try:
-            await post_all(pending, plan, local, self._lanes[: pending.cut.lanes])
+            await post_all(pending, plan, local, self._lanes.working[: pending.cut.lanes])
         except OSError as error:
             lost = PeerLostError(f"a lane to {self.peer} takes no work: {error}")
             self._connection.close(lost)

@@ -39,7 +39,6 @@ class Lane:
         self.turn = asyncio.Lock()
         """Held while a call posts a chain, so that calls take turns."""
         self.progress_at_s = time.monotonic()
-        self.posted_bytes = 0
         self._ring = ring
         self._on_immediate = on_immediate
         self._on_failure = on_failure
@@ -65,13 +64,13 @@ class Lane:
         last, which is signalled: a call may end after any chain. Raises OSError."""
         numbers = self._queue.take(len(columns.lengths))
         self.pair.post(self._ring.write(columns, numbers, self._signalled(numbers), immediate))
-        return self._posted(columns, numbers)
+        return numbers[-1]
 
     def read(self, columns: Columns) -> int:
         """The same for READs."""
         numbers = self._queue.take(len(columns.lengths))
         self.pair.post(self._ring.read(columns, numbers, self._signalled(numbers)))
-        return self._posted(columns, numbers)
+        return numbers[-1]
 
     async def room(self) -> int:
         """How many may be posted at once, at least one: waits for it. Raises the error of `close`."""
@@ -108,10 +107,6 @@ class Lane:
 
     def _signalled(self, numbers: range) -> list[bool]:
         return [self._queue.is_signalled(number) or number == numbers[-1] for number in numbers]
-
-    def _posted(self, columns: Columns, numbers: range) -> int:
-        self.posted_bytes += sum(columns.lengths)
-        return numbers[-1]
 
     def _on_event(self) -> None:
         # An event may have been taken with an earlier one's completions: it is stale, the poll finds nothing.

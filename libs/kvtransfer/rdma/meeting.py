@@ -5,7 +5,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from kvtransfer.errors import FrameError
-from kvtransfer.rdma import ports
 from kvtransfer.rdma.devices import OpenDevice
 from kvtransfer.rdma.frames import LaneEnd
 from kvtransfer.rdma.lane import RECEIVES_MAX, SENDS_MAX, Lane
@@ -51,10 +50,14 @@ def owner_lane(
 ) -> LaneInMaking:
     """The owner's end, connected to the caller's. Raises OSError."""
     pair = QueuePair(opened.device, 1, RECEIVES_MAX)
-    mtu_bytes = ports.path_mtu_bytes(opened.facts.mtu_bytes, theirs.mtu_bytes)
+    mtu_bytes = min(opened.facts.mtu_bytes, theirs.mtu_bytes)
     reads_max = min(_READS_MAX, opened.device.limits.reads_served_max, theirs.reads_max)
     end = _end(opened, pair, theirs.device, mtu_bytes, reads_max)
-    pair.connect(_path(opened, end, theirs, mtu_bytes, reads_made_max=1, reads_served_max=reads_max))
+    try:
+        pair.connect(_path(opened, end, theirs, mtu_bytes, reads_made_max=1, reads_served_max=reads_max))
+    except BaseException:
+        pair.close()
+        raise
     lane = Lane(pair, ring, on_immediate, on_failure)
     lane.start(RECEIVES_MAX)
     return LaneInMaking(lane, device, end)
@@ -64,7 +67,7 @@ def connect_caller_lane(opened: OpenDevice, ours: LaneInMaking, theirs: LaneEnd)
     """The caller's end, connected to what the owner answered. Raises OSError, FrameError."""
     if theirs.device != ours.end.device:
         raise FrameError(f"a lane to device {ours.end.device} was answered by device {theirs.device}")
-    mtu_bytes = ports.path_mtu_bytes(opened.facts.mtu_bytes, theirs.mtu_bytes)
+    mtu_bytes = min(opened.facts.mtu_bytes, theirs.mtu_bytes)
     reads_made_max = min(ours.end.reads_max, theirs.reads_max)
     ours.lane.pair.connect(
         _path(opened, ours.end, theirs, mtu_bytes, reads_made_max=reads_made_max, reads_served_max=1)

@@ -12,7 +12,6 @@ import asyncio
 import logging
 import socket
 from collections.abc import Callable, Sequence
-from functools import partial
 
 import numpy as np
 
@@ -23,7 +22,7 @@ from kvtransfer.rdma import frames as own
 from kvtransfer.rdma.devices import OpenDevice
 from kvtransfer.rdma.frames import OWN_BODY_BYTES_MAX, LaneEnd, RdmaKind
 from kvtransfer.rdma.lane_cut import lane_cut
-from kvtransfer.rdma.meeting import LaneInMaking, owner_lane
+from kvtransfer.rdma.lanes import OwnerLanes
 from kvtransfer.rdma.registrations import PieceKeys, Registrations
 from kvtransfer.rdma.sendring import SendRing
 from kvtransfer.rdma.serving import Serving
@@ -68,16 +67,14 @@ class RdmaSession:
         self.peer = peer
         self._connection = Connection(sock, peer, self, OWNER_ACCEPTS, context.limits.turn_bytes)
         self._context = context
-        self._opened = devices
         self._registrations = registrations
-        self._ring = ring
+        self._lanes = OwnerLanes(
+            *(devices, ring, self._on_immediate),
+            on_failure=lambda reason: self.close(f"a lane of {peer} failed: {reason}"),
+        )
         self._digests = digests
         self._on_end = on_end
         self._counters = context.statistics.of(peer, TransportKind.RDMA)
-        self._making: list[LaneInMaking] = []
-        self._numbers: dict[int, int] = {}
-        """Of the lanes as they were asked for to those that work."""
-        self._ready = False
         self._is_reset = False
         self._last_request = 0
         self._serving: dict[int, Serving] = {}
@@ -105,7 +102,7 @@ class RdmaSession:
             case RdmaKind.LANES:
                 self._on_lanes(own.parse_lanes(body))
             case RdmaKind.READY:
-                self._on_ready(body)
+                self._lanes.take_ready(body)
             case Kind.WRITE:
                 self._on_request(header, frames.parse_request(body), Access.WRITE)
             case Kind.READ:
@@ -116,7 +113,7 @@ class RdmaSession:
                 self._on_abort(header.request)
 
     def on_closed(self, error: TransferError) -> None:
-        self._close_lanes(error)
+        self._lanes.close(error)
         self._end_all()
         for task in self._tasks:
             task.cancel()
@@ -148,41 +145,16 @@ class RdmaSession:
     def _reset(self, requests: list[int]) -> None:
         """Take the queue pairs away and tell the caller, who closes the link."""
         self._is_reset = True
-        self._close_lanes(PeerLostError("a grant was revoked in use"))
+        self._lanes.close(PeerLostError("a grant was revoked in use"))
         self._end_all()
         self._connection.send_frame(own.pack_reset(requests[: own.RESET_REQUESTS_MAX]))
 
     def _on_lanes(self, theirs: list[LaneEnd]) -> None:
-        if self._making:
-            raise FrameError("LANES again")
-        if any(end.device >= len(self._opened) for end in theirs):
-            raise FrameError(f"LANES to a device that is not one of {len(self._opened)}")
         try:
-            for number, end in enumerate(theirs):
-                made = owner_lane(
-                    self._opened[end.device],
-                    end.device,
-                    end,
-                    self._ring,
-                    partial(self._on_immediate, number),
-                    lambda reason: self.close(f"a lane of {self.peer} failed: {reason}"),
-                )
-                self._making.append(made)
-        except (OSError, ValueError) as error:
+            ends = self._lanes.make(theirs)
+        except OSError as error:
             raise PeerLostError(f"no queue pair for {self.peer}: {error}") from error
-        self._connection.send_frame(own.pack_lanes([made.end for made in self._making]))
-
-    def _on_ready(self, body: bytearray) -> None:
-        if self._ready or not self._making:
-            raise FrameError("READY where none is due")
-        usable = own.parse_ready(body, len(self._making))
-        working = [number for number, works in enumerate(usable) if works]
-        self._numbers = {number: place for place, number in enumerate(working)}
-        for made, works in zip(self._making, usable, strict=True):
-            if not works:
-                made.lane.close(PeerLostError("the caller gave this lane up"))
-        self._making = [made for made, works in zip(self._making, usable, strict=True) if works]
-        self._ready = True
+        self._connection.send_frame(own.pack_lanes(ends))
 
     def _end_all(self) -> None:
         """Without an answer: the link is lost."""
@@ -190,12 +162,8 @@ class RdmaSession:
         for serving in list(self._serving.values()):
             self._end(serving)
 
-    def _close_lanes(self, error: TransferError) -> None:
-        for made in self._making:
-            made.lane.close(error)
-
     def _on_request(self, header: Header, wanted: TransferRequest, access: Access) -> None:
-        if not self._ready:
+        if not self._lanes.ready:
             raise FrameError("a request before READY")
         if not self._last_request < header.request <= own.REQUEST_NUMBER_MAX:
             raise FrameError(f"request {header.request} after {self._last_request}: numbers must grow")
@@ -227,7 +195,7 @@ class RdmaSession:
         except GrantError as error:
             self._refuse(request, ErrorCode.GRANT, str(error))
             return None
-        cut = lane_cut(wanted.payload_bytes, len(self._making))
+        cut = lane_cut(wanted.payload_bytes, len(self._lanes.working))
         serving = self._serving[request] = Serving(request, wanted, grant, ranges, access, cut)
         return serving
 
@@ -238,7 +206,7 @@ class RdmaSession:
             text = f"the ranges touch {len(pieces)} pieces of memory, at most {own.STRETCHES_MAX}"
             self._refuse(serving.request, ErrorCode.UNFIT, text)
             return
-        devices = [made.device for made in self._making[: serving.cut.lanes]]
+        devices = self._lanes.devices(serving.cut.lanes)
         keys = self._registrations.known(serving.grant.region, pieces, devices)
         if keys is not None:
             self._go(serving, keys)
@@ -267,9 +235,8 @@ class RdmaSession:
         remote = RemoteKeys(keys.base_address, starts, ends, keys.remote)
         self._connection.send_frame(own.pack_go(serving.request, remote))
 
-    def _on_immediate(self, asked_lane: int, request: int) -> None:
+    def _on_immediate(self, lane: int, request: int) -> None:
         """A part landed. Of a request that ended meanwhile it means nothing."""
-        lane = self._numbers.get(asked_lane, 0)
         serving = self._serving.get(request)
         if serving is None or serving.access is not Access.WRITE or not serving.keys_given:
             return

@@ -73,14 +73,6 @@ def _gid_rank(gid: Gid) -> int:
             return 4
 
 
-def path_mtu_bytes(ours: int, theirs: int) -> int:
-    """Both ends of a queue pair use the smaller one. Raises ValueError if it is no MTU."""
-    smaller = min(ours, theirs)
-    if smaller not in MTU_BYTES:
-        raise ValueError(f"a path MTU is one of {MTU_BYTES}, not {smaller}")
-    return smaller
-
-
 def preferred(
     ports: Sequence[PortFacts], numa_node: int | None, wanted: Sequence[str] | None
 ) -> list[PortFacts]:

@@ -181,19 +181,27 @@ class QueuePair:
     def __init__(self, device: Device, sends_max: int, receives_max: int) -> None:
         with _as_os_error():
             self._channel, self.event_descriptor = _made_channel(device.context)
+        try:
             os.set_blocking(self.event_descriptor, False)
-            self._queue = CQ(device.context, sends_max + receives_max, None, self._channel, 0)
-            capacity = QPCap(max_send_wr=sends_max, max_recv_wr=receives_max, max_send_sge=1, max_recv_sge=1)
-            attributes = QPInitAttr(
-                qp_type=enums.IBV_QPT_RC, scq=self._queue, rcq=self._queue, cap=capacity, sq_sig_all=0
-            )
-            self._pair = QP(device.domain, attributes)
-            scratch = device.scratch
-            self._scatter = SGE(scratch.buf, _SCRATCH_BYTES, scratch.lkey)
-            self._receive = RecvWR(wr_id=0, num_sge=1, sg=[self._scatter])
+            with _as_os_error():
+                self._make(device, sends_max, receives_max)
+        except BaseException:
+            self._channel.close()  # with all that was made on it
+            raise
         self.number: int = self._pair.qp_num
         self.events = 0
         self._closed = False
+
+    def _make(self, device: Device, sends_max: int, receives_max: int) -> None:
+        self._queue = CQ(device.context, sends_max + receives_max, None, self._channel, 0)
+        capacity = QPCap(max_send_wr=sends_max, max_recv_wr=receives_max, max_send_sge=1, max_recv_sge=1)
+        attributes = QPInitAttr(
+            qp_type=enums.IBV_QPT_RC, scq=self._queue, rcq=self._queue, cap=capacity, sq_sig_all=0
+        )
+        self._pair = QP(device.domain, attributes)
+        scratch = device.scratch
+        self._scatter = SGE(scratch.buf, _SCRATCH_BYTES, scratch.lkey)
+        self._receive = RecvWR(wr_id=0, num_sge=1, sg=[self._scatter])
 
     def connect(self, path: Path) -> None:
         """Ready to receive, then ready to send."""

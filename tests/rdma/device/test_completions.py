@@ -1,7 +1,6 @@
 """The verbs themselves, on one device of this machine: events, immediates, failures."""
 
 import asyncio
-import mmap
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -13,8 +12,8 @@ from kvtransfer.rdma.devices import OpenDevice, open_devices
 from kvtransfer.rdma.frames import LaneEnd
 from kvtransfer.rdma.lane import RECEIVES_MAX, SENDS_MAX
 from kvtransfer.rdma.meeting import LaneInMaking, caller_lane, connect_caller_lane, owner_lane
-from kvtransfer.rdma.registrations import address_of
-from kvtransfer.rdma.verbs import Columns, QueuePair, SendRing
+from kvtransfer.rdma.sendring import Columns, SendRing
+from kvtransfer.rdma.verbs import QueuePair
 
 pytestmark = pytest.mark.rdma
 
@@ -148,16 +147,6 @@ async def test_queue_pairs_leave_nothing_behind(opened: OpenDevice) -> None:
         for _ in range(20):
             connected(opened, ring).close()
     ring.close()
-
-
-def test_registered_memory_is_the_memory_of_the_buffer(opened: OpenDevice) -> None:
-    from kvtransfer.memory import Region
-
-    mapping = mmap.mmap(-1, SIZE)
-    region = Region(1, mapping)
-    assert address_of(region) % mmap.PAGESIZE == 0
-    region.drop()
-    mapping.close()
 
 
 def test_a_queue_pair_names_its_descriptor(opened: OpenDevice) -> None:

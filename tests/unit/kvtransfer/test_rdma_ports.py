@@ -58,12 +58,6 @@ def test_names_of_devices_that_are_none(text: str) -> None:
         ports.parsed_device(text)
 
 
-def test_the_smaller_mtu_counts() -> None:
-    assert ports.path_mtu_bytes(4096, 1024) == ports.path_mtu_bytes(1024, 4096) == 1024
-    with pytest.raises(ValueError, match="MTU"):
-        ports.path_mtu_bytes(4096, 1500)
-
-
 def port(device: str, node: int | None) -> PortFacts:
     return PortFacts(device, 1, node, IPV4, 0, 4096, 1 << 30)
 
