@@ -3,14 +3,17 @@
 Owns making it and sealing it. Knows nothing of regions, grants or how the descriptor travels.
 """
 
+import ctypes
 import fcntl
 import mmap
 import os
 import sys
 import weakref
+from contextlib import suppress
 from typing import Self
 
 from kvtransfer.errors import TransferError
+from kvtransfer.huge_pages import HUGE_BYTES, aligned_hole, collapse
 from kvtransfer.limits import REGION_BYTES_MAX
 
 F_ADD_SEALS = 1033
@@ -63,6 +66,10 @@ class SharedBuffer(mmap.mmap):
         buffer.size_bytes = size_bytes
         buffer.private_reason = reason
         buffer._descriptor = descriptor
+        if sys.platform == "linux":
+            # Takes effect where the machine's setting for shared memory is "advise".
+            with suppress(OSError):
+                buffer.madvise(mmap.MADV_HUGEPAGE)
         # The mapping goes with its last reference, closed or not; so must the descriptor.
         buffer._closing = None if descriptor is None else weakref.finalize(buffer, os.close, descriptor)
         return buffer
@@ -72,10 +79,27 @@ class SharedBuffer(mmap.mmap):
         if descriptor is None:
             return cls(-1, size_bytes)
         try:
-            return cls(descriptor, size_bytes)
+            with aligned_hole(size_bytes):
+                return cls(descriptor, size_bytes)
         except BaseException:
             os.close(descriptor)
             raise
+
+    def take_memory(self) -> bool:
+        """Take all of the memory now, in huge pages: copies are a third faster. Its content stays.
+
+        Takes memory that is not used yet as well, and about a second for 400 MB: for a thread, at the
+        start, where all of it will be used. Returns whether the kernel could (Linux from 6.1); if it
+        could not, nothing is lost but time.
+        """
+        whole_bytes = self.size_bytes // HUGE_BYTES * HUGE_BYTES
+        with memoryview(self) as view:
+            if sys.platform != "linux" or not whole_bytes:
+                return False
+            address = ctypes.addressof(ctypes.c_char.from_buffer(self))
+            # The kernel gathers only where there is something, so that a page of each is needed.
+            view[:whole_bytes:HUGE_BYTES].tobytes()
+            return collapse(address, whole_bytes)
 
     def fileno(self) -> int:
         """The sealed descriptor, ours until `close`. Raises SharedBufferError if there is none."""

@@ -17,24 +17,15 @@ import weakref
 import numpy as np
 
 from kvtransfer.errors import FrameError
+from kvtransfer.huge_pages import map_aligned, unmap_memory
 from kvtransfer.shared_buffer import F_GET_SEALS, F_SEAL_SHRINK
 
 IOVECS_MAX = 1024
 """IOV_MAX of Linux: pieces of one call."""
 
-_MAP_FAILED = ctypes.c_void_p(-1).value
 _CREDENTIALS = struct.Struct("3i")
 
 _libc = ctypes.CDLL(None, use_errno=True)
-_mmap = _libc.mmap
-_mmap.restype = ctypes.c_void_p
-_mmap.argtypes = (
-    *(ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int),
-    *(ctypes.c_int, ctypes.c_int, ctypes.c_int64),
-)
-_munmap = _libc.munmap
-_munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
-
 copy_memory = ctypes.memmove
 """(to, from, count) by address; lets go of the GIL."""
 fill_memory = ctypes.memset
@@ -88,12 +79,12 @@ class Mapping:
     def __init__(self, descriptor: int) -> None:
         """Keeps nothing of the descriptor. FrameError unless it is memory that can never shrink."""
         self.size_bytes = _sealed_bytes(descriptor)
-        address = _mmap(None, self.size_bytes, mmap.PROT_READ, mmap.MAP_SHARED, descriptor, 0)
-        if address is None or address == _MAP_FAILED:
+        address = map_aligned(self.size_bytes, mmap.PROT_READ, descriptor)
+        if address is None:
             reason = os.strerror(ctypes.get_errno())
             raise FrameError(f"cannot map {self.size_bytes} bytes of the peer's memory: {reason}")
         self.address: int = address
-        weakref.finalize(self, _munmap, address, self.size_bytes).atexit = False
+        weakref.finalize(self, unmap_memory, address, self.size_bytes).atexit = False
 
     def words(self) -> memoryview:
         """The 8-byte words of it; not to be looked at after this object is gone."""

@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 
 from kvtransfer import shared_buffer
+from kvtransfer.huge_pages import HUGE_BYTES
+from kvtransfer.memory import address_of
 from kvtransfer.shared_buffer import F_GET_SEALS, SharedBuffer, SharedBufferError
 
 pytestmark = pytest.mark.unit
@@ -135,3 +137,40 @@ def test_sizes_out_of_bounds_are_refused(size_bytes):
 def test_more_than_the_machine_can_ever_hold_is_refused_at_once():
     with pytest.raises(SharedBufferError, match=r"bytes of shared memory: .*memory"):
         SharedBuffer.create(1 << 44)
+
+
+def huge_pages_bytes(buffer: SharedBuffer) -> int:
+    """Of its mapping, that the kernel maps in pages of 2 MiB."""
+    address = address_of(memoryview(buffer))
+    lines = iter(Path("/proc/self/smaps").read_text().splitlines())
+    for line in lines:
+        if line.startswith(f"{address:x}-"):
+            found = next(entry for entry in lines if entry.startswith("ShmemPmdMapped:"))
+            return int(found.split()[1]) << 10
+    raise AssertionError("not mapped")
+
+
+def test_large_ones_begin_at_a_border_of_a_huge_page():
+    """Without that the kernel cannot map them so. Another thread may take the place; here there is none."""
+    buffers = [SharedBuffer.create(HUGE_BYTES * count + 1) for count in range(1, 9)]
+    assert [address_of(memoryview(buffer)) % HUGE_BYTES for buffer in buffers] == [0] * 8
+
+
+def test_taking_the_memory_gathers_it_into_huge_pages_and_keeps_its_content():
+    buffer = SharedBuffer.create(3 * HUGE_BYTES + 5000)
+    view = memoryview(buffer)
+    view[HUGE_BYTES + 7] = 9
+    if not buffer.take_memory():
+        pytest.skip("this kernel does not collapse shared memory (it came with Linux 6.1)")
+    assert huge_pages_bytes(buffer) == 3 * HUGE_BYTES
+    assert view[HUGE_BYTES + 7] == 9
+    assert sum(view[: 3 * HUGE_BYTES : 4096]) == 0
+
+
+def test_where_huge_pages_cannot_be_had_nothing_changes(monkeypatch):
+    monkeypatch.setattr(shared_buffer, "collapse", lambda *_: False)
+    buffer = SharedBuffer.create(HUGE_BYTES)
+    memoryview(buffer)[5] = 5
+    assert not buffer.take_memory()
+    assert memoryview(buffer)[5] == 5
+    assert not SharedBuffer.create(SIZE).take_memory()
