@@ -1,6 +1,7 @@
 """Digests of what ranges hold, so that the two ends of a transfer can be compared."""
 
 import asyncio
+import threading
 from collections.abc import Callable
 
 import xxhash
@@ -12,13 +13,25 @@ from kvtransfer.memory import Cursor, Ranges
 INLINE_BYTES_MAX = 256 << 10
 """Hashed on the event loop's thread (some 20 µs); more goes to a thread, which costs about as much."""
 
+PIECE_BYTES_MAX = 8 << 20
+"""Hashed between two looks at whether the digest is still wanted: about a millisecond."""
+
 
 async def digest(view: memoryview, ranges: Ranges) -> bytes:
-    """xxh3_128, 16 bytes, over the bytes of `ranges` of `view` in their order."""
+    """xxh3_128, 16 bytes, over the bytes of `ranges` of `view` in their order. If it is cancelled, it ends
+    once no byte is read any more."""
     cursor = Cursor(view, ranges)
     if cursor.remaining <= INLINE_BYTES_MAX:
-        return _digest(cursor)
-    return await asyncio.to_thread(_digest, cursor)
+        return _digest(cursor, _never)
+    given_up = threading.Event()
+    hashing = asyncio.get_running_loop().run_in_executor(None, _digest, cursor, given_up.is_set)
+    try:
+        return await asyncio.shield(hashing)
+    except asyncio.CancelledError:
+        given_up.set()
+        await asyncio.wait([hashing])
+        del view, cursor  # the error's traceback keeps this frame, and must not keep the memory
+        raise
 
 
 class GrantedDigests:
@@ -28,18 +41,18 @@ class GrantedDigests:
         self._running: dict[asyncio.Task[None], Grant] = {}
 
     def start(self, grant: Grant, ranges: Ranges, then: Callable[[bytes], None]) -> None:
-        """`then` gets the digest: at once if the bytes are few, else in a later turn of the loop, whatever
-        became of the grant meanwhile."""
+        """`then` gets the digest: at once if the bytes are few, else in a later turn of the loop. If the
+        grant is revoked meanwhile it gets something soon: to be looked at only while the grant stands."""
         cursor = Cursor(grant.region.view, ranges)
         if cursor.remaining <= INLINE_BYTES_MAX:
-            then(_digest(cursor))
+            then(_digest(cursor, _never))
             return
-        task = asyncio.create_task(_digest_then(cursor, then))
+        task = asyncio.create_task(_digest_then(cursor, grant, then))
         self._running[task] = grant
         task.add_done_callback(lambda done: self._running.pop(done, None))
 
     async def quiesce(self, grant: Grant) -> None:
-        """After it returns no memory of the grant is read here; takes as long as what runs."""
+        """The grant is revoked: after this returns no memory of it is read here."""
         tasks = [task for task, owner in self._running.items() if owner is grant]
         if tasks:
             await asyncio.wait(tasks)
@@ -50,12 +63,18 @@ class GrantedDigests:
             await asyncio.wait(list(self._running))
 
 
-async def _digest_then(cursor: Cursor, then: Callable[[bytes], None]) -> None:
-    then(await asyncio.to_thread(_digest, cursor))
+async def _digest_then(cursor: Cursor, grant: Grant, then: Callable[[bytes], None]) -> None:
+    then(await asyncio.to_thread(_digest, cursor, lambda: grant.revoked))
 
 
-def _digest(cursor: Cursor) -> bytes:
+def _digest(cursor: Cursor, is_unwanted: Callable[[], bool]) -> bytes:
     hashing = xxhash.xxh3_128()
-    for view in cursor.peek(cursor.remaining, RANGES_MAX):
-        hashing.update(view)
+    while cursor.remaining and not is_unwanted():
+        for view in cursor.peek(PIECE_BYTES_MAX, RANGES_MAX):
+            hashing.update(view)
+            cursor.advance(len(view))
     return hashing.digest()
+
+
+def _never() -> bool:
+    return False

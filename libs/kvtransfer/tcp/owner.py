@@ -191,7 +191,7 @@ class OwnerSession:
             return
 
         def compare(found: bytes) -> None:
-            if found == sent:
+            if found == sent or serving.grant.revoked:
                 self._conclude_write(serving)
             elif self._is_open(serving):
                 self._refuse(serving.request, ErrorCode.CHECKSUM, "what arrived is not what was sent")
@@ -202,6 +202,9 @@ class OwnerSession:
         if not self._is_open(serving):
             return  # revoked, or the connection was lost, while its digest was made
         payload_bytes, wanted = serving.wanted.payload_bytes, serving.wanted
+        if serving.grant.revoked:
+            self._refuse(serving.request, ErrorCode.GRANT, _REVOKED, payload_bytes)
+            return
         if wanted.tag:
             try:
                 serving.grant.arrived(wanted.tag, wanted.earlier_bytes + payload_bytes)
@@ -225,6 +228,9 @@ class OwnerSession:
 
     def _conclude_read(self, serving: _Serving, digest: bytes) -> None:
         if not self._is_open(serving):
+            return
+        if serving.grant.revoked:
+            self._refuse(serving.request, ErrorCode.GRANT, _REVOKED, serving.wanted.payload_bytes)
             return
         del self._serving[serving.request]
         self._counters.served_reads += 1

@@ -189,10 +189,10 @@ async def test_a_grant_revoked_while_the_digest_is_made_gets_no_tag(
     started, go_on = asyncio.Event(), asyncio.Event()
     real = digests._digest_then
 
-    async def slow(cursor: object, then: Callable[[bytes], None]) -> None:
+    async def slow(cursor: object, grant: Grant, then: Callable[[bytes], None]) -> None:
         started.set()
         await go_on.wait()
-        await real(cursor, then)
+        await real(cursor, grant, then)
 
     monkeypatch.setattr(digests, "_digest_then", slow)
     grant = far.grant(on_arrival=far.arrivals.append)
