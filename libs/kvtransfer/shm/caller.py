@@ -11,12 +11,7 @@ owner, only a look at its board. What we read so is reported to the owner in bul
 import asyncio
 import socket
 import time
-from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
-
-import numpy as np
-import numpy.typing as npt
 
 from kvtransfer.errors import (
     BusyError,
@@ -29,13 +24,13 @@ from kvtransfer.errors import (
 )
 from kvtransfer.kinds import TransportKind
 from kvtransfer.limits import Limits
-from kvtransfer.memory import Ranges, Region
+from kvtransfer.memory import Region
 from kvtransfer.shm import frames as own
-from kvtransfer.shm.board import Permission
+from kvtransfer.shm.admissions import Admission, Admissions
 from kvtransfer.shm.channel import Channel
 from kvtransfer.shm.copying import Copy, Outcome
 from kvtransfer.shm.frames import GoFrame, MovedFrame, OwnKind, PutFrame
-from kvtransfer.shm.memories import Exports, Imports, PeerMemory
+from kvtransfer.shm.memories import Exports, Imports
 from kvtransfer.shm.resources import Resources
 from kvtransfer.shm.system import PeerProcess
 from kvtransfer.stream import frames
@@ -53,8 +48,6 @@ CALLER_ACCEPTS = frames.accepts(
 )
 """What a caller receives."""
 
-ADMISSIONS_MAX = 256
-"""Grants that we may read from without asking; beyond it the one unused for longest is asked for again."""
 MOVED_S = 0.02
 """What we read is reported this long after the first read that was not."""
 ABORT_S_MAX = 0.1
@@ -63,39 +56,16 @@ _PENDING_PER_IN_FLIGHT = 4
 """Pending requests for each that may be in flight; more abandoned ones mean that the peer stalls."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Admission:
-    """What we may read, until its permission is gone."""
-
-    memory: PeerMemory
-    permission: Permission
-    starts: npt.NDArray[np.int64]
-    ends: npt.NDArray[np.int64]
-
-    def covers(self, ranges: Ranges) -> bool:
-        if len(self.starts) == 0:
-            return False
-        if len(ranges) == 1:
-            start, count = ranges[0].tolist()
-            found = int(self.starts.searchsorted(start, "right")) - 1
-            return found >= 0 and start + count <= int(self.ends[found])
-        at = np.searchsorted(self.starts, ranges[:, 0], side="right") - 1
-        return bool(((at >= 0) & (ranges[:, 0] + ranges[:, 1] <= self.ends[at])).all())
-
-
-_NOTHING = np.empty(0, np.int64)
-
-
 class _Pending:
     """A request that the owner did not answer yet."""
 
-    __slots__ = ("failure", "future", "go", "is_put", "payload_bytes")
+    __slots__ = ("admission", "call", "failure", "future", "is_put")
 
-    def __init__(self, is_put: bool, payload_bytes: int) -> None:
+    def __init__(self, call: Call, *, is_put: bool) -> None:
         self.future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.call = call
         self.is_put = is_put
-        self.payload_bytes = payload_bytes
-        self.go: GoFrame | None = None
+        self.admission: Admission | None = None
         self.failure: TransferError | None = None
 
     def settle(self, failure: TransferError | None) -> None:
@@ -128,7 +98,7 @@ class CallerLink:
         self._imports = Imports(self._channel, PeerProcess(sock), limits.regions_max)
         self._last_request = 0
         self._pending: dict[int, _Pending] = {}
-        self._admissions: OrderedDict[str, _Admission] = OrderedDict()
+        self._admissions = Admissions()
         self._copies: set[Copy] = set()
         self._moved = MovedFrame(0, 0, 0)
         self._reporting: asyncio.TimerHandle | None = None
@@ -151,7 +121,7 @@ class CallerLink:
         sent = await digest(source.region.view, source.ranges) if call.verify else b""
         request = self._next_request()
         self._exports.tell(source.region)
-        pending = _Pending(True, source.payload_bytes)
+        pending = _Pending(call, is_put=True)
         wanted = TransferRequest(
             *(call.token, call.remote, source.payload_bytes, call.tag, sent, call.verify, call.earlier_bytes)
         )
@@ -167,18 +137,13 @@ class CallerLink:
             self._resources.board.shut(slot)
 
     async def read(self, call: Call) -> None:
-        admission = self._admissions.get(call.token)
-        sent = b""
-        if call.verify or admission is None or not _serves(admission, call.remote):
-            admission, sent = await self._admitted(call)
-        else:
-            self._admissions.move_to_end(call.token)
+        admission = self._admissions.find(call) or await self._admitted(call)
         target = call.memory
         failed = True
         try:
             if target.payload_bytes:
                 await self._copy(call, admission)
-            if call.verify and sent != await digest(target.region.view, target.ranges):
+            if call.verify and admission.digest != await digest(target.region.view, target.ranges):
                 raise ChecksumError(f"what {self._peer} sent is not what arrived")
             failed = False
         finally:
@@ -223,9 +188,7 @@ class CallerLink:
         self._on_end(self)
 
     def _on_drop(self, body: bytes) -> None:
-        dropped = self._imports.on_drop(body)
-        for token in [token for token, kept in self._admissions.items() if kept.memory is dropped]:
-            del self._admissions[token]
+        self._admissions.drop(self._imports.on_drop(body))
 
     def _next_request(self) -> int:
         pending_max = _PENDING_PER_IN_FLIGHT * self._limits.transfers_in_flight_max
@@ -253,15 +216,16 @@ class CallerLink:
         pending = self._pending.get(request)
         if pending is None:
             raise FrameError(f"answer to request {request}, which is not pending")
+        payload_bytes = pending.call.memory.payload_bytes
         if isinstance(answer, TransferError):
-            known = pending.payload_bytes if pending.is_put else 0
+            known = payload_bytes if pending.is_put else 0
             answer.landed = tuple((start, min(count, known)) for start, count in answer.landed if known)
         elif isinstance(answer, GoFrame) is pending.is_put:
             raise FrameError(f"answer of the wrong kind to request {request}")
-        elif isinstance(answer, int) and answer != pending.payload_bytes:
-            raise FrameError(f"{self._peer} says DONE of {answer} bytes to {pending.payload_bytes}")
-        else:
-            pending.go = answer if isinstance(answer, GoFrame) else None
+        elif isinstance(answer, GoFrame):
+            pending.admission = self._admissions.understand(answer, pending.call, self._imports)
+        elif answer != payload_bytes:
+            raise FrameError(f"{self._peer} says DONE of {answer} bytes to {payload_bytes}")
         # A malformed answer raised above, while the request is still among those that the close fails.
         del self._pending[request]
         pending.settle(answer if isinstance(answer, TransferError) else None)
@@ -277,43 +241,16 @@ class CallerLink:
         self._channel.send(frames.pack_abort(request))
         await asyncio.wait([pending.future], timeout=ABORT_S_MAX)
 
-    async def _admitted(self, call: Call) -> tuple[_Admission, bytes]:
+    async def _admitted(self, call: Call) -> Admission:
         """Ask the owner; its digest comes along if the call wants to verify."""
-        payload_bytes = call.memory.payload_bytes
-        wanted = TransferRequest(call.token, call.remote, payload_bytes, verify=call.verify)
+        wanted = TransferRequest(call.token, call.remote, call.memory.payload_bytes, verify=call.verify)
         request = self._next_request()
-        pending = _Pending(False, payload_bytes)
+        pending = _Pending(call, is_put=False)
         await self._ask(frames.pack_request(Kind.READ, request, wanted), pending)
-        go = pending.go
-        assert go is not None
-        if self._error is not None:
-            raise _anew(self._error)
-        try:
-            admission = self._understood(go, call)
-        except FrameError as error:
-            self._channel.close(error)
-            raise
-        return admission, go.digest
+        assert pending.admission is not None
+        return pending.admission
 
-    def _understood(self, go: GoFrame, call: Call) -> _Admission:
-        """What a GO admits to; kept if it covers a whole grant. Raises FrameError if it cannot be."""
-        memory = self._imports.region(go.region_id)
-        permission = self._imports.permission(go.slot, go.epoch)
-        if not memory.covers(call.remote) or bool(go.digest) is not call.verify:
-            raise FrameError("GO to a read that leaves the region, or without the digest asked for")
-        if go.stretches is None:
-            return _Admission(memory, permission, _NOTHING, _NOTHING)
-        if not memory.covers(go.stretches):
-            raise FrameError("GO with stretches that leave the region")
-        starts = go.stretches[:, 0]
-        admission = _Admission(memory, permission, starts, starts + go.stretches[:, 1])
-        self._admissions[call.token] = admission
-        self._admissions.move_to_end(call.token)
-        if len(self._admissions) > ADMISSIONS_MAX:
-            self._admissions.popitem(last=False)
-        return admission
-
-    async def _copy(self, call: Call, admission: _Admission) -> None:
+    async def _copy(self, call: Call, admission: Admission) -> None:
         target = call.memory
         copy = self._resources.copy(
             target.ranges, target.region, call.remote, admission.memory, admission.permission
@@ -352,7 +289,7 @@ class CallerLink:
         if self._error is not None:
             return _anew(self._error)
         if outcome is Outcome.WITHDRAWN:
-            self._admissions.pop(call.token, None)
+            self._admissions.forget(call.token)
             return GrantError("the grant was revoked")
         if outcome is Outcome.REFUSED:
             return TransportUnfit("the kernel does not let us read the peer's memory")
@@ -380,8 +317,3 @@ def _anew(error: TransferError) -> TransferError:
     copied = type(error)(*error.args)
     copied.landed = error.landed
     return copied
-
-
-def _serves(admission: _Admission, ranges: Ranges) -> bool:
-    """Whether it covers a read of these ranges without asking again."""
-    return len(ranges) > 0 and admission.permission.stands() and admission.covers(ranges)

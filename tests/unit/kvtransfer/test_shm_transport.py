@@ -19,7 +19,7 @@ from tests.support.transfer import no_leaks, pattern
 from kvtransfer import Access, GrantError, Limits, PeerLostError
 from kvtransfer.errors import ArrivalError, ChecksumError, TransportUnavailable, TransportUnfit
 from kvtransfer.shared_buffer import SharedBuffer
-from kvtransfer.shm import board, caller, copying, owner, system
+from kvtransfer.shm import admissions, board, caller, copying, owner, system
 from kvtransfer.shm.memories import Exports
 
 pytestmark = pytest.mark.unit
@@ -201,7 +201,7 @@ async def test_a_slot_of_another_grant_does_not_admit_to_the_old_one(pair: Pair)
 
 
 async def test_admissions_that_are_kept_are_bounded(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(caller, "ADMISSIONS_MAX", 3)
+    monkeypatch.setattr(admissions, "ADMISSIONS_MAX", 3)
     near, far = pair
     link = await near.dial(far)
     for _ in range(10):
