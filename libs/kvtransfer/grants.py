@@ -20,6 +20,7 @@ from kvtransfer.memory import FEW_RANGES, Ranges, Region, checked_ranges
 
 _TOKEN_VERSION = "g1"
 _INT64 = np.dtype(np.int64)
+_Integers = list[int] | npt.NDArray[np.int64]
 
 _log = logging.getLogger(__name__)
 
@@ -54,6 +55,12 @@ class Grant:
     revoked: bool = False
     landed_bytes: int = 0
     on_arrival: Callable[[Arrival], None] | None = None
+    _stretches: tuple[_Integers, _Integers] = field(init=False, repr=False)
+    """`starts` and `ends` to be looked at one by one: of a few, integers are quicker than arrays."""
+
+    def __post_init__(self) -> None:
+        few = len(self.starts) <= FEW_RANGES
+        self._stretches = (self.starts.tolist(), self.ends.tolist()) if few else (self.starts, self.ends)
 
     def covers(self, ranges: Ranges) -> bool:
         """Whether each range lies within one of the granted stretches."""
@@ -68,8 +75,9 @@ class Grant:
 
     def covers_one(self, offset: int, length: int) -> bool:
         """Whether a range lies within one of the granted stretches."""
-        at = bisect_right(self.starts, offset) - 1
-        return at >= 0 and bool(offset + length <= self.ends[at])
+        starts, ends = self._stretches
+        at = bisect_right(starts, offset) - 1
+        return at >= 0 and bool(offset + length <= ends[at])
 
     def arrived(self, tag: bytes, payload_bytes: int) -> None:
         """Hand a tag over, once, on the event loop, after the bytes that it belongs to are visible.
@@ -141,7 +149,7 @@ class GrantTable:
             raise GrantError(f"the grant is of generation {grant.generation}")
         if grant.access is not access:
             raise GrantError(f"the grant is for {grant.access}, not {access}")
-        if isinstance(ranges, np.ndarray) and ranges.shape == (1, 2) and ranges.dtype == _INT64:
+        if isinstance(ranges, np.ndarray) and ranges.shape == (1, 2) and ranges.dtype is _INT64:
             # One range in one granted stretch, as most small requests are: it needs no other check.
             ((offset, length),) = ranges.tolist()
             if length > 0 and grant.covers_one(offset, length):

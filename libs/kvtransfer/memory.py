@@ -65,9 +65,19 @@ def checked_ranges(ranges: npt.ArrayLike, region_bytes: int, field: str) -> Rang
 
     Raises RangeError if a range does not lie within `region_bytes` or there are over RANGES_MAX.
     """
+    return checked_and_summed(ranges, region_bytes, field)[0]
+
+
+def checked_and_summed(ranges: npt.ArrayLike, region_bytes: int, field: str) -> tuple[Ranges, int]:
+    """`checked_ranges` and the sum of their lengths."""
     pairs = _few_pairs(ranges)
     if pairs is not None:
         return _checked_few(pairs, region_bytes, field)
+    checked = _checked_many(ranges, region_bytes, field)
+    return checked, total_bytes(checked)
+
+
+def _checked_many(ranges: npt.ArrayLike, region_bytes: int, field: str) -> Ranges:
     array = np.asarray(ranges)
     if array.size == 0:
         return no_ranges()
@@ -112,13 +122,13 @@ def _few_pairs(ranges: npt.ArrayLike) -> list[list[int]] | None:
     return pairs
 
 
-def _checked_few(pairs: list[list[int]], region_bytes: int, field: str) -> Ranges:
+def _checked_few(pairs: list[list[int]], region_bytes: int, field: str) -> tuple[Ranges, int]:
     if len(pairs) == 1:
         offset, length = pairs[0]
         if 0 <= offset <= region_bytes - length and length > 0:
-            return np.array(pairs, np.int64)
+            return np.array(pairs, np.int64), length
     kept: list[list[int]] = []
-    end = -1
+    total, end = 0, -1
     for offset, length in pairs:
         if offset < 0 or length < 0 or offset + length > region_bytes:
             raise RangeError(_leaving(field, region_bytes))
@@ -128,8 +138,9 @@ def _checked_few(pairs: list[list[int]], region_bytes: int, field: str) -> Range
             kept[-1][1] += length
         else:
             kept.append([offset, length])
+        total += length
         end = offset + length
-    return np.array(kept, np.int64) if kept else no_ranges()
+    return (np.array(kept, np.int64) if kept else no_ranges()), total
 
 
 def _leaving(field: str, region_bytes: int) -> str:

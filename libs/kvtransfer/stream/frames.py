@@ -38,7 +38,8 @@ _REQUEST = struct.Struct("<QQIHHBB6x")
 _DONE = struct.Struct("<Q")
 _ERROR = struct.Struct("<QH")
 HEADER_BYTES = _HEADER.size
-_RANGE_BYTES = 16
+_RANGE = struct.Struct("<qq")
+_RANGE_BYTES = _RANGE.size
 _WIRE_INTEGER = np.dtype("<i8")
 DIGEST_BYTES = 16
 OWN_KINDS_FROM = 16
@@ -173,7 +174,9 @@ def parse_request(body: bytearray) -> TransferRequest:
         raise FrameError("the token is not ASCII") from None
     ranges = np.frombuffer(body, _WIRE_INTEGER, offset=ranges_at).reshape(range_count, 2)
     # Python integers: the lengths are the peer's word so far and may overflow an int64.
-    if sum([length for _, length in ranges.tolist()]) != payload_bytes:
+    if (
+        _RANGE.unpack_from(body, ranges_at)[1] if range_count == 1 else sum(ranges[:, 1].tolist())
+    ) != payload_bytes:
         raise FrameError("the lengths of the ranges do not sum to the payload")
     return TransferRequest(
         token,
@@ -201,7 +204,7 @@ def parse_done(body: bytearray) -> tuple[int, bytes]:
     if len(body) not in (_DONE.size, _DONE.size + DIGEST_BYTES):
         raise FrameError(f"DONE body of {len(body)} bytes")
     payload_bytes: int = _DONE.unpack_from(body)[0]
-    return payload_bytes, bytes(body[_DONE.size :])
+    return payload_bytes, bytes(body[_DONE.size :]) if len(body) > _DONE.size else b""
 
 
 def pack_error(request: int, code: ErrorCode, text: str, landed_bytes: int = 0) -> bytes:

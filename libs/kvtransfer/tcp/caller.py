@@ -23,6 +23,7 @@ from kvtransfer.verification import digest
 CALLER_ACCEPTS = frames.accepts(Kind.DATA, Kind.DONE, Kind.ERROR)
 """What a caller receives."""
 
+_DONE = int(Kind.DONE)
 _PENDING_PER_IN_FLIGHT = 4
 """Pending requests for each that may be in flight; more abandoned ones mean that the peer stalls."""
 
@@ -137,7 +138,7 @@ class CallerStream:
         if pending is None:
             raise FrameError(f"answer to request {header.request}, which is not pending")
         error: TransferError | None = None
-        if header.kind == Kind.DONE:
+        if header.kind == _DONE:
             done_bytes, pending.digest = frames.parse_done(body)
             self._check_done(pending, done_bytes)
         else:
