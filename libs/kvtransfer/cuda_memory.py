@@ -9,7 +9,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from kvtransfer.device import DeviceMemory
+from kvtransfer.cuda_export import exported
+from kvtransfer.device import DeviceMemory, DirectAccess
 from kvtransfer.errors import TransferError
 from kvtransfer.memory import Ranges, address_of
 
@@ -48,6 +49,16 @@ class CudaMemory(DeviceMemory):
 
     def copy_in(self, host: memoryview, ranges: Ranges) -> None:
         self._copy(ranges, torch.frombuffer(host, dtype=torch.uint8), out=False)
+
+    def direct_access(self) -> DirectAccess:
+        address = self._bytes.data_ptr()
+        dma_buf = exported(address, self.size_bytes)
+        if dma_buf is None:
+            return DirectAccess(address)
+        return DirectAccess(address, dma_buf.descriptor, dma_buf.offset)
+
+    def settle(self) -> None:
+        self._default.synchronize()
 
     def _copy(self, ranges: Ranges, host: Tensor, *, out: bool) -> None:
         try:

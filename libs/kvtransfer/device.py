@@ -7,6 +7,7 @@ once a tensor of it is registered.
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 from kvtransfer.errors import RangeError
@@ -15,6 +16,16 @@ from kvtransfer.memory import Ranges, Region, RegisterableBuffer
 
 if TYPE_CHECKING:  # whoever has a tensor has imported it
     from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class DirectAccess:
+    """How a network device reaches the memory by itself: by a dma-buf that holds it from `dma_buf_offset` on,
+    whose descriptor is the asker's to close, or, where there is none, by its address."""
+
+    address: int
+    dma_buf: int | None = None
+    dma_buf_offset: int = 0
 
 
 class DeviceMemory(ABC):
@@ -35,6 +46,14 @@ class DeviceMemory(ABC):
     @abstractmethod
     def copy_in(self, host: memoryview, ranges: Ranges) -> None:
         """Fill the ranges in their order from `host`. Whoever asks the device afterwards sees the bytes."""
+
+    def direct_access(self) -> DirectAccess | None:
+        """None if only copies reach it."""
+        return None
+
+    def settle(self) -> None:
+        """Before a network device touches it: returns when what was queued for the memory is done."""
+        raise NotImplementedError("memory without direct access")
 
 
 class DeviceRegion(Region):

@@ -17,10 +17,10 @@ from kvtransfer.errors import ChecksumError, RangeError, TransferError, Transfer
 from kvtransfer.kinds import TransportKind
 from kvtransfer.limits import REGION_BYTES_MAX, TAG_BYTES_MAX, TOKEN_BYTES_MAX, Limits
 from kvtransfer.lines import Lines
-from kvtransfer.memory import Region, checked_ranges, total_bytes
+from kvtransfer.memory import Region, checked_and_summed
 from kvtransfer.results import Transferred, landed_ranges
 from kvtransfer.statistics import PeerStatistics, Statistics
-from kvtransfer.transport import Call, Link, LocalMemory
+from kvtransfer.transport import Call, DirectLink, Link, LocalMemory
 
 
 class Peer:
@@ -198,11 +198,15 @@ class Peer:
                 return
 
     def _move(self, link: Link, running: "_Running") -> Awaitable[None]:
-        if isinstance(running.call.memory.region, DeviceRegion):
-            if running.write:
-                return self._bounce.write(link, running.call)
-            return self._bounce.read(link, running.call)
-        return link.write(running.call) if running.write else link.read(running.call)
+        call = running.call
+        if isinstance(call.memory.region, DeviceRegion) and not _is_direct(link, call):
+            return self._bounce.write(link, call) if running.write else self._bounce.read(link, call)
+        return link.write(call) if running.write else link.read(call)
+
+
+def _is_direct(link: Link, call: Call) -> bool:
+    """The link reaches the device's memory itself."""
+    return isinstance(link, DirectLink) and link.takes(call)
 
 
 class _Running:
@@ -221,10 +225,8 @@ def _checked_call(
 ) -> Call:
     if not token.isascii() or not 0 < len(token) <= TOKEN_BYTES_MAX:
         raise RangeError(f"grant_token must be 1 to {TOKEN_BYTES_MAX} ASCII characters")
-    local_ranges = checked_ranges(local, region.region_bytes, "local")
-    remote_ranges = checked_ranges(remote, REGION_BYTES_MAX, "remote")
-    payload_bytes = total_bytes(local_ranges)
-    remote_bytes = total_bytes(remote_ranges)
+    local_ranges, payload_bytes = checked_and_summed(local, region.region_bytes, "local")
+    remote_ranges, remote_bytes = checked_and_summed(remote, REGION_BYTES_MAX, "remote")
     if remote_bytes != payload_bytes:
         raise RangeError(f"local has {payload_bytes} bytes, remote has {remote_bytes}")
     return Call(LocalMemory(region, local_ranges, payload_bytes), token, remote_ranges, tag, verify)

@@ -6,7 +6,7 @@ table of `TransportContext` before it lets a peer touch memory, and counts there
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from kvtransfer.eras import Eras
 from kvtransfer.grants import Grant, GrantTable
@@ -72,6 +72,15 @@ class Link(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class DirectLink(Link, Protocol):
+    """A link that may reach the memory of a device itself, without a copy in host memory."""
+
+    def takes(self, call: Call) -> bool:
+        """Whether it can carry this call on memory of a device."""
+        ...
 
 
 class Transport(Protocol):

@@ -84,7 +84,7 @@ def _collected() -> set[str]:
     for line in listed.stdout.splitlines():
         file, separator, test = line.partition("::")
         if separator:
-            names.add(f"{file.removesuffix('.py').replace('/', '.')}.{test}")
+            names.add(f"{file.removesuffix('.py').replace('/', '.')}.{test.replace('::', '.')}")
     return names
 
 

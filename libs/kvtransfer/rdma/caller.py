@@ -12,6 +12,7 @@ import socket
 import time
 from collections.abc import Sequence
 
+from kvtransfer.device import DeviceRegion
 from kvtransfer.errors import (
     ChecksumError,
     FrameError,
@@ -108,6 +109,16 @@ class RdmaLink:
         pending = await self._call(Kind.READ, call, b"")
         if call.verify and pending.digest != await digest(target.region.view, target.ranges):
             raise ChecksumError(f"what {self.peer} has is not what arrived")
+
+    def takes(self, call: Call) -> bool:
+        """`verify` reads the bytes, which only host memory lets it."""
+        region = call.memory.region
+        devices = self._lanes.devices(len(self._lanes.working))
+        return (
+            isinstance(region, DeviceRegion)
+            and not call.verify
+            and self._registrations.reaches(region, devices)
+        )
 
     def close_if_stalled(self) -> None:
         moved_at_s = [lane.progress_at_s for lane in self._lanes.working]
@@ -211,6 +222,8 @@ class RdmaLink:
     async def _call(self, kind: Kind, call: Call, sent: bytes) -> Pending:
         memory = call.memory
         cut = lane_cut(memory.payload_bytes, len(self._lanes.working))
+        if isinstance(memory.region, DeviceRegion):
+            await asyncio.to_thread(memory.region.device.settle)
         local = await self._registered(call, cut.lanes)
         pending = self._next_pending(cut, kind is Kind.WRITE)
         wanted = TransferRequest(

@@ -26,6 +26,7 @@ from kvtransfer.rdma.bindings import (
     AHAttr,
     CompChannel,
     Context,
+    DmaBufMR,
     GlobalRoute,
     PyverbsError,
     QPAttr,
@@ -51,6 +52,7 @@ _RNR_RETRIES = 7
 _RNR_TIMER = 12
 """0.64 ms between those."""
 _HOP_LIMIT = 64
+_ACCESS = enums.IBV_ACCESS_LOCAL_WRITE | enums.IBV_ACCESS_REMOTE_WRITE | enums.IBV_ACCESS_REMOTE_READ
 _CHANNEL_LOCK = threading.Lock()
 """Finding a new channel's descriptor compares /proc/self/fd before and after; one at a time."""
 
@@ -141,9 +143,13 @@ class Device:
 
     def register(self, address: int, length: int) -> Registration:
         """Pins the pages; OSError if the kernel refuses (RLIMIT_MEMLOCK, memory that is no memory)."""
-        access = enums.IBV_ACCESS_LOCAL_WRITE | enums.IBV_ACCESS_REMOTE_WRITE | enums.IBV_ACCESS_REMOTE_READ
         with _as_os_error():
-            return Registration(MR(self.domain, length, access, address))
+            return Registration(MR(self.domain, length, _ACCESS, address))
+
+    def register_dma_buf(self, descriptor: int, offset: int, length: int) -> Registration:
+        """Memory of another device; work requests name it by its offset in the buffer."""
+        with _as_os_error():
+            return Registration(DmaBufMR(self.domain, length, _ACCESS, descriptor, offset))
 
     def close(self) -> None:
         with _as_os_error():
