@@ -30,16 +30,15 @@ from kvtransfer.errors import (
     TransferError,
     TransportUnfit,
 )
-from kvtransfer.limits import CHUNK_BYTES_MAX, RANGES_MAX, TAG_BYTES_MAX, TOKEN_BYTES_MAX
-from kvtransfer.memory import Ranges
+from kvtransfer.limits import CHUNK_BYTES_MAX, RANGES_MAX, REGION_BYTES_MAX, TAG_BYTES_MAX, TOKEN_BYTES_MAX
+from kvtransfer.memory import FEW_RANGES, Ranges
 
 _HEADER = struct.Struct("<B3xIQ")
 _REQUEST = struct.Struct("<QQIHHBB6x")
 _DONE = struct.Struct("<Q")
 _ERROR = struct.Struct("<QH")
 HEADER_BYTES = _HEADER.size
-_RANGE = struct.Struct("<qq")
-_RANGE_BYTES = _RANGE.size
+_RANGE_BYTES = 16
 _WIRE_INTEGER = np.dtype("<i8")
 DIGEST_BYTES = 16
 OWN_KINDS_FROM = 16
@@ -173,10 +172,7 @@ def parse_request(body: bytearray) -> TransferRequest:
     except UnicodeDecodeError:
         raise FrameError("the token is not ASCII") from None
     ranges = np.frombuffer(body, _WIRE_INTEGER, offset=ranges_at).reshape(range_count, 2)
-    # Python integers: the lengths are the peer's word so far and may overflow an int64.
-    if (
-        _RANGE.unpack_from(body, ranges_at)[1] if range_count == 1 else sum(ranges[:, 1].tolist())
-    ) != payload_bytes:
+    if _summed(ranges) != payload_bytes:
         raise FrameError("the lengths of the ranges do not sum to the payload")
     return TransferRequest(
         token,
@@ -188,6 +184,14 @@ def parse_request(body: bytearray) -> TransferRequest:
         earlier_bytes,
         flags & _TAG_FOLLOWS != 0,
     )
+
+
+def _summed(ranges: Ranges) -> int:
+    """The lengths are the peer's word so far: where their sum may overflow, they are summed as integers."""
+    lengths = ranges[:, 1]
+    if len(ranges) <= FEW_RANGES or lengths.min() < 0 or lengths.max() > REGION_BYTES_MAX:
+        return sum(lengths.tolist())
+    return int(lengths.sum())
 
 
 def pack_abort(request: int) -> bytes:
