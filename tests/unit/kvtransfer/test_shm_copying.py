@@ -96,6 +96,21 @@ def test_many_small_pieces_go_in_few_system_calls(scene, monkeypatch):
     assert len(calls) == -(-2048 // (CHUNK // (TOTAL // 2048)))
 
 
+@pytest.mark.parametrize("gathers", [False, True])
+def test_a_copy_that_starves_for_the_interpreter_is_gathered(scene, monkeypatch, gathers):
+    """As far as the kernel allows it."""
+    calls = []
+    real = copying.read_process
+    monkeypatch.setattr(copying, "read_process", lambda *given: calls.append(given[3]) or real(*given))
+    monkeypatch.setattr(copying, "GATHERED_PIECES_MIN", 10_000)
+    monkeypatch.setattr(copying, "STARVED_S", 0.0)
+    copy = scene.copy(pieces=40, gathers=gathers)
+    copy.run()
+    assert copy.outcome is Outcome.DONE
+    assert sum(calls) == (38 if gathers else 0)  # all but those of the first chunk
+    assert np.array_equal(scene.source, scene.target)
+
+
 def test_where_the_kernel_forbids_it_small_pieces_are_moved(scene, monkeypatch):
     monkeypatch.setattr(copying, "read_process", None)
     copy = scene.copy(pieces=2048, gathers=False)
