@@ -175,6 +175,7 @@ class CallerStream:
         self._pending[pending.outgoing.request] = pending
         self.outstanding_bytes += pending.payload_bytes
         self._connection.send(pending.outgoing)
+        self._connection.receive_early()
 
     def _abandon(self, pending: _Pending) -> None:
         """The caller gives up, perhaps while the owner still works on it."""
