@@ -6,9 +6,6 @@ looked up twice. Owns reserving addresses. Knows nothing of what is mapped there
 
 import ctypes
 import mmap
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 HUGE_BYTES = 2 << 20
 _MADV_COLLAPSE = 25
@@ -46,31 +43,6 @@ def collapse(address: int, length: int) -> bool:
 def mapped(address: int | None) -> bool:
     """Whether what `map_memory` returned is an address."""
     return address is not None and address != _MAP_FAILED
-
-
-@contextmanager
-def aligned_hole(size_bytes: int) -> Iterator[None]:
-    """Free addresses of that size, at a border of a huge page, between addresses that are taken.
-
-    A mapping of that size which is made now, and asks for no address, is likely to get them. Nothing is
-    promised: another thread may take them first, and then the mapping has small pages.
-    """
-    length = _rounded(size_bytes, mmap.PAGESIZE)
-    whole = length + 2 * HUGE_BYTES
-    base = None
-    if sys.platform == "linux" and size_bytes >= HUGE_BYTES:
-        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
-        base = map_memory(None, whole, _PROT_NONE, flags, -1, 0)
-    if base is None or not mapped(base):
-        yield
-        return
-    start = _rounded(base + 1, HUGE_BYTES)
-    unmap_memory(start, length)
-    try:
-        yield
-    finally:
-        unmap_memory(base, start - base)
-        unmap_memory(start + length, base + whole - start - length)
 
 
 def map_aligned(size_bytes: int, protection: int, descriptor: int) -> int | None:

@@ -31,7 +31,7 @@ class Board:
     """The permissions that this process gave. Raises SharedBufferError if there is no memory for it."""
 
     def __init__(self, slots_max: int) -> None:
-        self.memory = SharedBuffer.create(slots_max * _WORD_BYTES)
+        self.memory = SharedBuffer.create(slots_max * _WORD_BYTES, from_start=True)
         self._words = memoryview(self.memory).cast("Q")
         self._slots_max = slots_max
         self._free: list[int] = []

@@ -52,7 +52,8 @@ def _shared(region: Region) -> tuple[int | None, int]:
     if not isinstance(buffer, SharedBuffer):
         return None, 0
     try:
-        return buffer.fileno(), region.address - address_of(memoryview(buffer))
+        begin = region.address - address_of(memoryview(buffer))
+        return buffer.fileno(), buffer.offset_bytes + begin
     except SharedBufferError:
         return None, 0
 

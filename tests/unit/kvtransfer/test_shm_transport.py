@@ -20,7 +20,9 @@ from kvtransfer import Access, GrantError, Limits, PeerLostError
 from kvtransfer.errors import ArrivalError, ChecksumError, TransportUnavailable, TransportUnfit
 from kvtransfer.shared_buffer import SharedBuffer
 from kvtransfer.shm import admissions, board, caller, copying, owner, system
+from kvtransfer.shm.frames import parse_region
 from kvtransfer.shm.memories import Exports
+from kvtransfer.stream.frames import HEADER_BYTES
 
 pytestmark = pytest.mark.unit
 
@@ -147,12 +149,13 @@ async def test_a_peer_cannot_map_what_it_is_sent_for_writing() -> None:
 
     async with shm_side("near", shared(1)) as near:
         Exports(Told(), board.Board(1)).tell(near.region)
-        _, descriptors, _, _ = socket.recv_fds(theirs, 100, 4)
+        frame, descriptors, _, _ = socket.recv_fds(theirs, 100, 4)
+        offset = parse_region(frame[HEADER_BYTES:]).offset
         (received,) = descriptors
         with pytest.raises(PermissionError):
             mmap.mmap(received, TOTAL)
-        with mmap.mmap(received, TOTAL, prot=mmap.PROT_READ) as seen:
-            assert seen[: 1 << 16] == bytes(near.region.view[: 1 << 16])
+        with mmap.mmap(received, TOTAL, prot=mmap.PROT_READ, offset=offset) as seen:
+            assert seen[:] == bytes(near.region.view)
         os.close(received)
     ours.close()
     theirs.close()
