@@ -52,7 +52,7 @@ class Limits:
     bytes_in_flight_max: int = 1 << 30
     transfers_waiting_max: int = 4096
     transfers_served_max: int = 512
-    connections_max: int = 512
+    connections_max: int = 2048
     handshakes_max: int = 64
     handshake_s_max: float = 5.0
     stall_s_max: float = 5.0

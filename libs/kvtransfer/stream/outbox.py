@@ -133,23 +133,31 @@ class Outbox:
         self._finishing.clear()
 
     def _refill(self) -> None:
-        """The next batch: all frames, then requests up to the first one with a payload."""
-        heads = list(self._frames)
-        self._frames.clear()
-        if len(heads) == 1 and not self._queue:
-            self._head = memoryview(heads[0])
+        """The next batch: frames, then requests up to the first one with a payload, `turn_bytes` of each."""
+        if len(self._frames) == 1 and not self._queue:
+            self._head = memoryview(self._frames.popleft())
             return
-        while self._queue and self._payload is None:
+        heads: list[bytes] = []
+        left = self._turn_bytes
+        while self._frames and left > 0:
+            heads.append(self._frames.popleft())
+            left -= len(heads[-1])
+        while self._queue and self._payload is None and left > 0:
             outgoing = self._queue.popleft()
             if outgoing.opening:
                 heads.append(outgoing.opening)
+                left -= len(outgoing.opening)
                 outgoing.opening, outgoing.announced = b"", True
-            left = outgoing.cursor.remaining if outgoing.cursor is not None else 0
-            count = min(left, self._turn_bytes)
-            if count:
-                heads.append(pack_header(Kind.DATA, count, outgoing.request))
-                self._payload, self._chunk_left = outgoing, count
-            if count == left:
-                outgoing.batched = True
-                self._finishing.append(outgoing)
+            self._commit(outgoing, heads)
         self._head = memoryview(b"".join(heads))
+
+    def _commit(self, outgoing: Outgoing, heads: list[bytes]) -> None:
+        """Promise the next chunk of its payload to the peer."""
+        remaining = outgoing.cursor.remaining if outgoing.cursor is not None else 0
+        count = min(remaining, self._turn_bytes)
+        if count:
+            heads.append(pack_header(Kind.DATA, count, outgoing.request))
+            self._payload, self._chunk_left = outgoing, count
+        if count == remaining:
+            outgoing.batched = True
+            self._finishing.append(outgoing)
