@@ -34,6 +34,9 @@ RESET_REQUESTS_MAX = 4096
 REQUEST_NUMBER_MAX = (1 << 32) - 1
 """An immediate has 32 bits. A link whose numbers are used up is closed and made anew."""
 
+NO_PAIR = 0
+"""No number of a reliable-connected queue pair."""
+
 _LANE = struct.Struct("<16sIIHHBBxx")
 _GO = struct.Struct("<QIH2x")
 _NUMBER_BITS_MAX = 24
@@ -61,7 +64,8 @@ OWN_BODY_BYTES_MAX = {
 @dataclass(frozen=True, slots=True)
 class LaneEnd:
     """One queue pair as the other side must know it. `device` is an index into the owner's devices;
-    `reads_max` is how many READs this end serves or makes at once."""
+    `reads_max` is how many READs this end serves or makes at once. An owner that could not make one answers
+    with `number` NO_PAIR."""
 
     device: int
     gid: str

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from kvtransfer.errors import TransferError
 from kvtransfer.rdma.sendqueue import SendQueue
 from kvtransfer.rdma.sendring import Columns, SendRing
-from kvtransfer.rdma.verbs import QueuePair
+from kvtransfer.rdma.verbs import Completion, QueuePair
 
 SENDS_MAX = 128
 """Work requests outstanding on a queue pair."""
@@ -109,10 +109,14 @@ class Lane:
         return [self._queue.is_signalled(number) or number == numbers[-1] for number in numbers]
 
     def _on_event(self) -> None:
-        # An event may have been taken with an earlier one's completions: it is stale, the poll finds nothing.
-        while self.pair.take_event():
-            pass
-        self.pair.arm()
+        try:
+            # Completions of an event may have been polled with an earlier one: then the poll finds nothing.
+            while self.pair.take_event():
+                pass
+            self.pair.arm()
+        except OSError as error:
+            self._fail(str(error))
+            return
         self._poll()
 
     def _poll(self) -> None:
@@ -120,24 +124,27 @@ class Lane:
             return
         try:
             completions = self.pair.poll(_POLLED_MAX)
+            if completions:
+                self.progress_at_s = time.monotonic()
+            for completion in completions:
+                self._take(completion)
+                if self._closed is not None:
+                    return
         except OSError as error:
             self._fail(str(error))
             return
-        if completions:
-            self.progress_at_s = time.monotonic()
-        for completion in completions:
-            if completion.failure:
-                self._fail(completion.failure)
-            elif completion.number:
-                self._queue.retire(completion.number)
-            else:
-                self.pair.post_receives(1)
-                self._on_immediate(completion.immediate)
-            if self._closed is not None:
-                return
         self._wake()
         if len(completions) == _POLLED_MAX:
             self._loop.call_soon(self._poll)
+
+    def _take(self, completion: Completion) -> None:
+        if completion.failure:
+            self._fail(completion.failure)
+        elif completion.number:
+            self._queue.retire(completion.number)
+        else:
+            self.pair.post_receives(1)
+            self._on_immediate(completion.immediate)
 
     def _wake(self) -> None:
         while self._waiting and self._waiting[0][0] <= self._queue.retired:

@@ -1,6 +1,7 @@
 """The lanes of a link, at either side: made together, tried, given up where they fail, closed together."""
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -8,13 +9,15 @@ from kvtransfer.errors import FrameError, PeerLostError, TransferError
 from kvtransfer.rdma.devices import OpenDevice
 from kvtransfer.rdma.frames import LaneEnd, parse_ready
 from kvtransfer.rdma.lane import Lane
-from kvtransfer.rdma.meeting import LaneInMaking, caller_lane, connect_caller_lane, owner_lane
+from kvtransfer.rdma.meeting import LaneInMaking, caller_lane, connect_caller_lane, no_lane, owner_lane
 from kvtransfer.rdma.sendring import Columns, SendRing
 
 _PROBE_S_MAX = 2.0
 """A lane whose first operation takes longer is given up, if another one works."""
 _NOTHING = Columns([0], [0], [0], [0], [0])
 _GIVEN_UP = "this lane does not work"
+
+_log = logging.getLogger(__name__)
 
 
 class _Lanes:
@@ -34,12 +37,6 @@ class _Lanes:
         """No device touches memory for them when this returns. Again is harmless."""
         for made in self._made:
             made.lane.close(error)
-
-    def _keep(self, usable: Sequence[bool]) -> None:
-        for made, works in zip(self._made, usable, strict=True):
-            if not works:
-                made.lane.close(PeerLostError(_GIVEN_UP))
-        self._made = [made for made, works in zip(self._made, usable, strict=True) if works]
 
 
 class CallerLanes(_Lanes):
@@ -63,28 +60,31 @@ class CallerLanes(_Lanes):
         return [made.end for made in self._made]
 
     def connect(self, theirs: Sequence[LaneEnd]) -> None:
-        """Raises OSError, FrameError if the answer does not fit."""
+        """Lanes that cannot be are closed here. Raises FrameError if the answer does not fit."""
         if len(theirs) != len(self._made):
             raise FrameError(f"{len(theirs)} lanes answer {len(self._made)}")
         for made, end in zip(self._made, theirs, strict=True):
-            connect_caller_lane(self._opened[made.device], made, end)
+            try:
+                connect_caller_lane(self._opened[made.device], made, end)
+            except OSError as error:
+                made.lane.close(PeerLostError(f"{_GIVEN_UP}: {error}"))
 
     async def probe(self) -> list[bool]:
         """A WRITE of no bytes on each lane: it needs the path both ways, and touches nothing.
 
-        Which lanes work; the others are closed. Raises PeerLostError if none does, OSError.
+        Which lanes work; the others are closed. Raises PeerLostError if none does.
         """
-        waits = []
-        for made in self._made:
-            made.lane.write(_NOTHING, None)
-            waits.append(asyncio.create_task(made.lane.completed(1)))
+        tries = [asyncio.create_task(_tried(made.lane)) for made in self._made]
         try:
-            await asyncio.wait(waits, timeout=_PROBE_S_MAX)
+            await asyncio.wait(tries, timeout=_PROBE_S_MAX)
         finally:
-            usable = [wait.done() and wait.exception() is None for wait in waits]
-            for wait in waits:
-                wait.cancel()
-        self._keep(usable)
+            usable = [one.done() and one.exception() is None for one in tries]
+            for one in tries:
+                one.cancel()
+        for made, works in zip(self._made, usable, strict=True):
+            if not works:
+                made.lane.close(PeerLostError(_GIVEN_UP))
+        self._made = [made for made, works in zip(self._made, usable, strict=True) if works]
         if not self._made:
             raise PeerLostError("none of the lanes works")
         self._probed = True
@@ -93,6 +93,12 @@ class CallerLanes(_Lanes):
     def _failed(self, reason: str) -> None:
         if self._probed:  # a probe sees for itself
             self._on_failure(reason)
+
+
+async def _tried(lane: Lane) -> None:
+    """Raises OSError, or the error with which the lane was closed."""
+    await lane.room()
+    await lane.completed(lane.write(_NOTHING, None))
 
 
 class OwnerLanes(_Lanes):
@@ -111,34 +117,52 @@ class OwnerLanes(_Lanes):
         self._ring = ring
         self._on_immediate = on_immediate
         self._on_failure = on_failure
-        self._numbers: dict[int, int] = {}
-        """Of the lanes as they were asked for to those that work."""
+        self._lanes_asked = 0
+        self._asked: list[int] = []
+        """The numbers of the lanes that could be made, as the caller counts them."""
+        self._places: dict[int, int] = {}
+        """By those numbers: which of the lanes that work."""
         self.ready = False
 
     def make(self, theirs: Sequence[LaneEnd]) -> list[LaneEnd]:
-        """Connected to the caller's ends. Raises FrameError, OSError; `close` closes what was made."""
-        if self._made:
+        """Connected to the caller's ends, as far as they can be. Raises FrameError."""
+        if self._lanes_asked:
             raise FrameError("LANES again")
         if any(end.device >= len(self._opened) for end in theirs):
             raise FrameError(f"LANES to a device that is not one of {len(self._opened)}")
-        for number, end in enumerate(theirs):
-            arrived = partial(self._arrived, number)
-            opened = self._opened[end.device]
-            self._made.append(owner_lane(opened, end.device, end, self._ring, arrived, self._on_failure))
-        return [made.end for made in self._made]
+        self._lanes_asked = len(theirs)
+        return [self._make_one(number, end) for number, end in enumerate(theirs)]
+
+    def _make_one(self, number: int, theirs: LaneEnd) -> LaneEnd:
+        opened, arrived = self._opened[theirs.device], partial(self._arrived, number)
+        try:
+            made = owner_lane(opened, theirs.device, theirs, self._ring, arrived, self._on_failure)
+        except OSError as error:
+            _log.warning("no queue pair on %s: %s", opened.facts.device, error)
+            return no_lane(theirs)
+        self._made.append(made)
+        self._asked.append(number)
+        return made.end
 
     def take_ready(self, body: bytes | bytearray) -> None:
         """The caller's READY. Raises FrameError where none is due, or it does not fit."""
-        if self.ready or not self._made:
+        if self.ready or not self._lanes_asked:
             raise FrameError("READY where none is due")
-        usable = parse_ready(body, len(self._made))
-        working = [number for number, works in enumerate(usable) if works]
-        self._numbers = {number: place for place, number in enumerate(working)}
-        self._keep(usable)
+        usable = parse_ready(body, self._lanes_asked)
+        kept: list[LaneInMaking] = []
+        for number, made in zip(self._asked, self._made, strict=True):
+            if usable[number]:
+                self._places[number] = len(kept)
+                kept.append(made)
+            else:
+                made.lane.close(PeerLostError(_GIVEN_UP))
+        if len(kept) != sum(usable):
+            raise FrameError("READY with a lane that was not made")
+        self._made = kept
         self.ready = True
 
     def _arrived(self, number: int, immediate: int) -> None:
-        place = self._numbers.get(number)
+        place = self._places.get(number)
         if place is None:
             self._on_failure("an immediate before READY")
         else:

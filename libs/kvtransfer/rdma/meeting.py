@@ -1,12 +1,13 @@
 """How the queue pairs of a link come to know each other: each side's half of the LANES exchange."""
 
+import errno
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvtransfer.errors import FrameError
 from kvtransfer.rdma.devices import OpenDevice
-from kvtransfer.rdma.frames import LaneEnd
+from kvtransfer.rdma.frames import NO_PAIR, LaneEnd
 from kvtransfer.rdma.lane import RECEIVES_MAX, SENDS_MAX, Lane
 from kvtransfer.rdma.sendring import SendRing
 from kvtransfer.rdma.verbs import Path, QueuePair
@@ -54,7 +55,7 @@ def owner_lane(
     reads_max = min(_READS_MAX, opened.device.limits.reads_served_max, theirs.reads_max)
     end = _end(opened, pair, theirs.device, mtu_bytes, reads_max)
     try:
-        pair.connect(_path(opened, end, theirs, mtu_bytes, reads_made_max=1, reads_served_max=reads_max))
+        pair.connect(_path(opened, end, theirs, mtu_bytes, reads_max, serves=True))
     except BaseException:
         pair.close()
         raise
@@ -63,15 +64,21 @@ def owner_lane(
     return LaneInMaking(lane, device, end)
 
 
+def no_lane(theirs: LaneEnd) -> LaneEnd:
+    """What an owner answers where it could make none."""
+    return replace(theirs, number=NO_PAIR)
+
+
 def connect_caller_lane(opened: OpenDevice, ours: LaneInMaking, theirs: LaneEnd) -> None:
-    """The caller's end, connected to what the owner answered. Raises OSError, FrameError."""
+    """The caller's end, connected to what the owner answered. Raises FrameError, OSError also where the
+    owner could make none."""
     if theirs.device != ours.end.device:
         raise FrameError(f"a lane to device {ours.end.device} was answered by device {theirs.device}")
+    if theirs.number == NO_PAIR:
+        raise OSError(errno.EHOSTUNREACH, "the owner could make no queue pair")
     mtu_bytes = min(opened.facts.mtu_bytes, theirs.mtu_bytes)
-    reads_made_max = min(ours.end.reads_max, theirs.reads_max)
-    ours.lane.pair.connect(
-        _path(opened, ours.end, theirs, mtu_bytes, reads_made_max=reads_made_max, reads_served_max=1)
-    )
+    reads_max = min(ours.end.reads_max, theirs.reads_max)
+    ours.lane.pair.connect(_path(opened, ours.end, theirs, mtu_bytes, reads_max, serves=False))
     ours.lane.start(0)
 
 
@@ -88,14 +95,9 @@ def _end(opened: OpenDevice, pair: QueuePair, device: int, mtu_bytes: int, reads
 
 
 def _path(
-    opened: OpenDevice,
-    ours: LaneEnd,
-    theirs: LaneEnd,
-    mtu_bytes: int,
-    *,
-    reads_made_max: int,
-    reads_served_max: int,
+    opened: OpenDevice, ours: LaneEnd, theirs: LaneEnd, mtu_bytes: int, reads_max: int, *, serves: bool
 ) -> Path:
+    """A queue pair may not be set to serve no READ at all, nor to make none."""
     return Path(
         gid_index=opened.facts.gid.index,
         gid=theirs.gid,
@@ -104,6 +106,7 @@ def _path(
         mtu_bytes=mtu_bytes,
         first_packet_sent=ours.first_packet,
         first_packet_received=theirs.first_packet,
-        reads_made_max=reads_made_max,
-        reads_served_max=reads_served_max,
+        reads_made_max=1 if serves else reads_max,
+        reads_served_max=reads_max if serves else 1,
+        serves=serves,
     )

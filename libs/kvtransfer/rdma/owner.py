@@ -150,11 +150,7 @@ class RdmaSession:
         self._connection.send_frame(own.pack_reset(requests[: own.RESET_REQUESTS_MAX]))
 
     def _on_lanes(self, theirs: list[LaneEnd]) -> None:
-        try:
-            ends = self._lanes.make(theirs)
-        except OSError as error:
-            raise PeerLostError(f"no queue pair for {self.peer}: {error}") from error
-        self._connection.send_frame(own.pack_lanes(ends))
+        self._connection.send_frame(own.pack_lanes(self._lanes.make(theirs)))
 
     def _end_all(self) -> None:
         """Without an answer: the link is lost."""

@@ -76,11 +76,8 @@ def device_names() -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class DeviceLimits:
-    work_requests_max: int
-    completions_max: int
     reads_served_max: int
     reads_made_max: int
-    windows: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,11 +114,8 @@ class Device:
             # pyverbs wants a scatter entry in each receive; an immediate brings no bytes for it.
             self.scratch = MR(self.domain, _SCRATCH_BYTES, enums.IBV_ACCESS_LOCAL_WRITE)
         self.limits = DeviceLimits(
-            work_requests_max=attributes.max_qp_wr,
-            completions_max=attributes.max_cqe,
             reads_served_max=attributes.max_qp_rd_atom,
             reads_made_max=attributes.max_qp_init_rd_atom,
-            windows=bool(attributes.device_cap_flags & enums.IBV_DEVICE_MEM_WINDOW_TYPE_2B),
         )
 
     def port_state(self) -> PortState:
@@ -168,7 +162,7 @@ class Completion(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Path:
-    """How a queue pair finds its other end."""
+    """How a queue pair finds its other end, and whether that may write and read memory here."""
 
     gid_index: int
     gid: str
@@ -179,6 +173,7 @@ class Path:
     first_packet_received: int
     reads_made_max: int
     reads_served_max: int
+    serves: bool
 
 
 class QueuePair:
@@ -211,7 +206,7 @@ class QueuePair:
 
     def connect(self, path: Path) -> None:
         """Ready to receive, then ready to send."""
-        access = enums.IBV_ACCESS_REMOTE_WRITE | enums.IBV_ACCESS_REMOTE_READ
+        access = enums.IBV_ACCESS_REMOTE_WRITE | enums.IBV_ACCESS_REMOTE_READ if path.serves else 0
         with _as_os_error():
             attributes = QPAttr(port_num=_PORT)
             attributes.qp_access_flags = access

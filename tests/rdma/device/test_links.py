@@ -105,6 +105,23 @@ async def test_a_device_that_is_down_is_left_out(links_restored: None) -> None:
             pass
 
 
+@pytest.mark.parametrize(("down", "up"), [DEVICES, DEVICES[::-1]])
+async def test_a_lane_that_does_not_work_is_given_up_when_peers_meet(
+    links_restored: None, down: str, up: str
+) -> None:
+    """Both ends believe that it does: it went down after they looked."""
+    async with (
+        no_leaks(),
+        side("near", pattern(TOTAL)) as near,
+        side("far", pattern(TOTAL, 2)) as far,
+    ):
+        set_link(down, "down")
+        for direction in ("write", "read"):
+            sent = await moved(direction, near, far)
+            assert sent[up] >= TOTAL / MTU_BYTES
+            far.memory[:] = pattern(TOTAL, 3)
+
+
 async def firing(peer, side: Side, token: str, timeout_s: float) -> None:
     """Write again and again, until it fails."""
     while True:
