@@ -166,9 +166,8 @@ def parse_request(body: bytearray) -> TransferRequest:
         raise FrameError(f"request with a digest of {digest_bytes} bytes and flags {flags}")
     if len(body) != ranges_at + range_count * _RANGE_BYTES:
         raise FrameError(f"request body of {len(body)} bytes does not hold {range_count} ranges")
-    fixed = bytes(body[:ranges_at])
     try:
-        token = fixed[_REQUEST.size : tag_at].decode("ascii")
+        token = body[_REQUEST.size : tag_at].decode("ascii")
     except UnicodeDecodeError:
         raise FrameError("the token is not ASCII") from None
     ranges = np.frombuffer(body, _WIRE_INTEGER, offset=ranges_at).reshape(range_count, 2)
@@ -178,8 +177,8 @@ def parse_request(body: bytearray) -> TransferRequest:
         token,
         ranges,
         payload_bytes,
-        fixed[tag_at:digest_at],
-        fixed[digest_at:ranges_at],
+        bytes(body[tag_at:digest_at]) if tag_bytes else b"",
+        bytes(body[digest_at:ranges_at]) if digest_bytes else b"",
         flags & _VERIFY != 0,
         earlier_bytes,
         flags & _TAG_FOLLOWS != 0,
