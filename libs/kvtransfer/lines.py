@@ -62,6 +62,7 @@ class Lines:
         self._ladder = Ladder(tuple(diallers), limits, uniform)
         self._loop = asyncio.get_running_loop()
         self._up: dict[TransportKind, Line] = {}
+        self._left: set[Line] = set()
         self._best: Line | None = None
         self._better_due_s = 0.0
         self._dials: dict[TransportKind, asyncio.Task[Line | TransferError]] = {}
@@ -143,9 +144,10 @@ class Lines:
         self._begin_era()
         for task in self._dials.values():
             task.cancel()
-        for line in self._up.values():
+        for line in (*self._up.values(), *self._left):
             line.link.close()
         self._up.clear()
+        self._left.clear()
         self._best = None
 
     async def wait_closed(self) -> None:
@@ -207,10 +209,12 @@ class Lines:
             return
         del self._up[line.kind]
         line.retired = True
+        self._left.add(line)
         self._note_failure(line.kind, error)
         if line.unsettled or line.running:
             self._leave_all()
         self._move_up()
+        self._end_if_idle(line)
 
     def _move_up(self) -> None:
         """Calls take the best line that is up from now on; the one they took ends when it is idle."""
@@ -232,6 +236,7 @@ class Lines:
         left, self._up, self._best = list(self._up.values()), {}, None
         for line in left:
             line.retired = True
+            self._left.add(line)
             self._end_if_idle(line)
 
     def _note_failure(self, kind: TransportKind, error: BaseException) -> None:
@@ -248,6 +253,7 @@ class Lines:
     def _end_if_idle(self, line: Line) -> None:
         if line.retired and not line.running:
             line.link.close()
+            self._left.discard(line)
             if self._up.get(line.kind) is line:
                 del self._up[line.kind]
 

@@ -397,8 +397,9 @@ async def test_where_a_write_may_still_land_no_link_of_before_is_used() -> None:
     assert len(network.links[TCP]) == 2
 
 
+@pytest.mark.parametrize("closed", [False, True])
 @in_virtual_time
-async def test_a_write_that_is_late_on_a_link_that_was_left() -> None:
+async def test_a_write_that_is_late_on_a_link_that_was_left(closed: bool) -> None:
     network = FakeNetwork(SHM, TCP)
     network.dial_errors[SHM] = PeerLostError("not yet")
     peer = network.peer()
@@ -418,6 +419,11 @@ async def test_a_write_that_is_late_on_a_link_that_was_left() -> None:
     assert (await write(peer)).transport is SHM
     assert len(network.links[SHM]) == 2
     assert [link.closed for link in network.links[SHM]] == [True, False]
+    if closed:
+        peer.close()
+        with pytest.raises(PeerLostError):
+            await meanwhile
+        return
     old.calls[1].set_result(None)
     await meanwhile
     assert old.closed
