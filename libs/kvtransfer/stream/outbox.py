@@ -19,14 +19,18 @@ _ZEROS = memoryview(bytes(CHUNK_BYTES_MAX))
 
 
 class Outgoing:
-    """One request's way out: an opening frame, if any, and a payload, if any."""
+    """One request's way out: an opening frame, a payload and a closing frame, each if any.
 
-    __slots__ = ("announced", "batched", "cursor", "opening", "request", "sent_bytes", "withdrawn")
+    The closing frame goes with the last bytes of the payload, unless they are withdrawn.
+    """
 
-    def __init__(self, request: int, opening: bytes, cursor: Cursor | None) -> None:
+    __slots__ = ("announced", "batched", "closing", "cursor", "opening", "request", "sent_bytes", "withdrawn")
+
+    def __init__(self, request: int, opening: bytes, cursor: Cursor | None, closing: bytes = b"") -> None:
         self.request = request
         self.opening = opening
         self.cursor = cursor
+        self.closing = closing
         self.announced = not opening
         self.batched = False
         self.withdrawn = False
@@ -92,6 +96,8 @@ class Outbox:
             return [self._head, _ZEROS[: self._chunk_left]] if self._head else [_ZEROS[: self._chunk_left]]
         if not cursor.tabled:
             views = cursor.peek(self._chunk_left, VIEWS_MAX)
+            if payload.closing and payload.batched and sum(map(len, views)) == self._chunk_left:
+                views.append(memoryview(payload.closing))
             return [self._head, *views] if self._head else views
         if self._head:
             return [self._head]
@@ -110,20 +116,28 @@ class Outbox:
             self._head = _NOTHING
             count -= head_bytes
         payload = self._payload
-        if payload is not None and count:
-            self._chunk_left -= count
+        if payload is not None:
+            payload_bytes = min(count, self._chunk_left)
+            self._chunk_left -= payload_bytes
             if payload.cursor is not None:
-                payload.cursor.advance(count)
-                payload.sent_bytes += count
-        if self._chunk_left:
-            return []
-        self._payload = None
-        if payload is not None and not payload.batched and not payload.withdrawn:
-            self._queue.append(payload)
+                payload.cursor.advance(payload_bytes)
+                payload.sent_bytes += payload_bytes
+            if self._chunk_left:
+                return []
+            self._payload = None
+            if not payload.withdrawn:
+                self._chunk_sent(payload, count - payload_bytes)
         if not self._finishing:
             return self._finishing
         finished, self._finishing = self._finishing, []
         return [outgoing for outgoing in finished if not outgoing.withdrawn]
+
+    def _chunk_sent(self, payload: Outgoing, closing_bytes: int) -> None:
+        """`closing_bytes` of its closing frame went with the chunk."""
+        if not payload.batched:
+            self._queue.append(payload)
+        elif payload.closing:
+            self._head = memoryview(payload.closing)[closing_bytes:]
 
     def drop(self) -> None:
         """Forget everything and let go of the memory."""

@@ -103,7 +103,7 @@ class OwnerSession:
     def on_sent(self, outgoing: Outgoing) -> None:
         serving = self._serving.get(outgoing.request)
         if serving is not None:
-            self._all_sent(serving)
+            self._conclude_read(serving)
 
     def on_closed(self, error: TransferError) -> None:
         self._counters.served_failures += len(self._serving)
@@ -142,9 +142,12 @@ class OwnerSession:
         if serving is None:
             return
         if not wanted.payload_bytes:
-            self._all_sent(serving)
+            self._conclude_read(serving)
             return
-        serving.outgoing = Outgoing(request, b"", Cursor(serving.grant.region.view, serving.ranges))
+        # Without a digest there is nothing to wait for: DONE goes with the last bytes.
+        closing = b"" if wanted.verify else frames.pack_done(request, wanted.payload_bytes)
+        cursor = Cursor(serving.grant.region.view, serving.ranges)
+        serving.outgoing = Outgoing(request, b"", cursor, closing)
         self._connection.send(serving.outgoing)
 
     def _admit(self, request: int, wanted: TransferRequest, access: Access) -> _Serving | None:
@@ -220,24 +223,31 @@ class OwnerSession:
         self._counters.served_written_bytes += payload_bytes
         self._connection.send_frame(frames.pack_done(serving.request, payload_bytes))
 
-    def _all_sent(self, serving: _Serving) -> None:
+    def _conclude_read(self, serving: _Serving) -> None:
+        """The payload is with the kernel, and DONE too unless the caller wants a digest."""
         if serving.wanted.verify:
             self._digests.start(
-                serving.grant, serving.ranges, lambda sent: self._conclude_read(serving, sent)
+                serving.grant, serving.ranges, lambda digest: self._done_reading(serving, digest)
             )
-        else:
-            self._conclude_read(serving, b"")
+            return
+        self._read_is_served(serving)
+        if not serving.wanted.payload_bytes:
+            self._connection.send_frame(frames.pack_done(serving.request, 0))
 
-    def _conclude_read(self, serving: _Serving, digest: bytes) -> None:
+    def _done_reading(self, serving: _Serving, digest: bytes) -> None:
         if not self._is_open(serving):
             return
+        payload_bytes = serving.wanted.payload_bytes
         if serving.grant.revoked:
-            self._refuse(serving.request, ErrorCode.GRANT, _REVOKED, serving.wanted.payload_bytes)
+            self._refuse(serving.request, ErrorCode.GRANT, _REVOKED, payload_bytes)
             return
+        self._read_is_served(serving)
+        self._connection.send_frame(frames.pack_done(serving.request, payload_bytes, digest))
+
+    def _read_is_served(self, serving: _Serving) -> None:
         del self._serving[serving.request]
         self._counters.served_reads += 1
         self._counters.served_read_bytes += serving.wanted.payload_bytes
-        self._connection.send_frame(frames.pack_done(serving.request, serving.wanted.payload_bytes, digest))
 
     def _is_open(self, serving: _Serving) -> bool:
         """Not answered yet."""

@@ -46,6 +46,8 @@ class Receiver:
 
     def on_frame(self, header: Header, body: bytearray) -> None:
         self.frames.append((header, bytes(body)))
+        if header.kind == Kind.ERROR:  # a closing frame
+            assert self.incomings[header.request].remaining == 0
 
 
 def deliver(inbox: Inbox, data: bytes, turn_bytes: int, cuts: random.Random | None = None) -> None:
@@ -128,7 +130,9 @@ def test_whatever_the_cuts_and_withdrawals_the_right_bytes_land(
         cursor = Cursor(memoryview(transfer.target), transfer.target_ranges)
         receiver.incomings[request] = Incoming(request, cursor.remaining, cursor)
         source = Cursor(memoryview(transfer.source), transfer.source_ranges)
-        outgoings[request] = Outgoing(request, frames.pack_done(request, source.remaining), source)
+        opening = frames.pack_done(request, source.remaining)
+        closing = frames.pack_error(request, frames.ErrorCode.BUSY, "the end")
+        outgoings[request] = Outgoing(request, opening, source, closing if request % 2 else b"")
         outbox.add(outgoings[request])
     completed: set[int] = set()
     withdrawn: set[int] = set()
@@ -148,9 +152,11 @@ def test_whatever_the_cuts_and_withdrawals_the_right_bytes_land(
         if request in completed:
             assert np.array_equal(transfer.target, transfer.expected())
             assert receiver.incomings[request].remaining == 0
-    announced = [header.request for header, _ in receiver.frames]
+    announced = [header.request for header, _ in receiver.frames if header.kind == Kind.DONE]
     assert announced == sorted(announced)
     assert set(announced) >= completed
+    closed = [header.request for header, _ in receiver.frames if header.kind == Kind.ERROR]
+    assert sorted(closed) == [request for request in sorted(completed) if request % 2]
 
 
 @settings(deadline=None)
