@@ -131,14 +131,12 @@ class TcpTransport:
 
     def _forget(self, session: OwnerSession) -> None:
         link = self._links.get(session.peer)
-        if link is None or session not in link.sessions:
-            return
-        link.sessions.remove(session)
-        if not link.sessions:
-            del self._links[session.peer]
+        if link is not None and session in link.sessions:
+            link.sessions.remove(session)
 
     def _forget_unused(self) -> None:
-        """Links whose first stream broke off before its WELCOME leave an entry."""
+        """A link without streams stays known, so that a late stream of it is not taken for a newer link; so
+        many are kept."""
         if len(self._links) > 2 * self._context.limits.connections_max:
             self._links = {peer: link for peer, link in self._links.items() if link.sessions}
 

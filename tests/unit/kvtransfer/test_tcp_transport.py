@@ -71,7 +71,7 @@ def checked(ranges: object) -> Ranges:
     return checked_ranges(ranges, SIZE, "ranges")
 
 
-LIMITS = Limits(turn_bytes=256 << 10, tcp_part_bytes_min=MIB)
+LIMITS = Limits(turn_bytes=256 << 10, tcp_part_bytes_min=MIB, connections_max=20)
 
 
 @pytest.fixture(params=[1, 3], ids=["one stream", "three streams"])
@@ -295,7 +295,7 @@ async def test_a_lost_stream_takes_the_link_with_it(near: End, far: End, link: L
         with pytest.raises(PeerLostError):
             await call
     assert link.closed
-    await eventually(lambda: "near" not in far.transport._links)
+    await eventually(lambda: not far.transport._links["near"].sessions)
     again = await near.transport.dial(far.address, "far")
     await again.write(near.call(grant.token))
     again.close()
@@ -314,6 +314,25 @@ async def test_a_newer_link_ends_all_streams_of_the_older_one_first(near: End, f
     # A stream of the older link whose handshake took longer must not end the newer link.
     assert not far.transport.admit("near", older.link_id)
     assert far.transport.admit("near", b"newer")
+
+
+async def test_a_late_stream_of_a_link_that_is_gone_does_not_end_the_newer_one(
+    near: End, far: End, link: Link
+) -> None:
+    older = far.transport._links["near"]
+    link.close()
+    await eventually(lambda: not older.sessions)
+    newer = await near.transport.dial(far.address, "far")
+    assert not far.transport.admit("near", older.link_id)
+    await newer.write(near.call(far.grant().token))
+    newer.close()
+
+
+async def test_links_without_streams_are_forgotten_in_time(near: End, far: End) -> None:
+    connections_max = far.context.limits.connections_max
+    for number in range(3 * connections_max):
+        assert far.transport.admit(str(number), bytes(16))
+        assert len(far.transport._links) <= 2 * connections_max + 1
 
 
 async def test_a_link_lives_with_fewer_streams_if_the_owner_has_no_room(near: End) -> None:
