@@ -57,7 +57,8 @@ class Eras:
         _keep(self._served, peer)
         for end_sessions in self._end_sessions:
             await end_sessions(peer, era)
-        return True
+        # While copies of the old era came to their end, the peer may have begun yet another one.
+        return self._served.get(peer, (era, b""))[0] == era
 
 
 def _keep(known: OrderedDict[str, Any], peer: str) -> None:

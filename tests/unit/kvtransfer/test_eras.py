@@ -1,5 +1,7 @@
 """Which links of a peer an owner ends before it welcomes a new one."""
 
+import asyncio
+
 import pytest
 
 from kvtransfer.eras import ERA_BYTES, PEERS_MAX, Eras
@@ -29,6 +31,23 @@ async def test_links_of_one_era_stand_beside_each_other_and_end_with_it() -> Non
     assert not await owner.admit("caller", second)
     assert len(ended) == 3
     assert await owner.admit("another caller", second)
+
+
+async def test_an_era_that_ends_while_it_is_admitted() -> None:
+    caller, owner = Eras(), Eras()
+    gate = asyncio.Event()
+
+    async def end(peer: str, but: bytes) -> None:
+        await gate.wait()
+
+    owner.watch(end)
+    old = asyncio.create_task(owner.admit("caller", caller.link_id("owner")))
+    await asyncio.sleep(0)
+    caller.begin("owner")
+    new = asyncio.create_task(owner.admit("caller", caller.link_id("owner")))
+    await asyncio.sleep(0)
+    gate.set()
+    assert [await old, await new] == [False, True]
 
 
 async def test_peers_remembered_are_bounded() -> None:
