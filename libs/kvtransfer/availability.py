@@ -16,10 +16,11 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class TransportSettings:
-    """Where the transports of one endpoint listen, and with what. `port` is that of the tcp transport."""
+    """Where the transports of one endpoint listen, and with what. `rdma_port` is that of its control streams."""
 
     host: str
-    port: int
+    tcp_port: int
+    rdma_port: int
     advertised_host: str
     shm_folder: Path | None
     rdma_devices: tuple[str, ...] | None
@@ -66,7 +67,7 @@ def _made(kind: TransportKind, context: TransportContext, settings: TransportSet
             case TransportKind.TCP:
                 from kvtransfer.tcp.transport import TcpTransport
 
-                return TcpTransport(context, settings.host, settings.port, settings.advertised_host)
+                return TcpTransport(context, settings.host, settings.tcp_port, settings.advertised_host)
             case TransportKind.SHM:
                 from kvtransfer.shm.transport import ShmTransport
 
@@ -74,9 +75,12 @@ def _made(kind: TransportKind, context: TransportContext, settings: TransportSet
             case TransportKind.RDMA:
                 from kvtransfer.rdma.transport import RdmaTransport
 
-                # Its control stream has a port of its own: the one that was asked for is tcp's.
                 return RdmaTransport(
-                    context, settings.host, 0, settings.advertised_host, settings.rdma_devices
+                    context,
+                    settings.host,
+                    settings.rdma_port,
+                    settings.advertised_host,
+                    settings.rdma_devices,
                 )
     except ImportError as error:
         raise TransportUnavailable(str(error)) from error

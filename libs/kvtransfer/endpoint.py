@@ -36,7 +36,7 @@ class Endpoint:
 
     `name` is the peer's name in grants and unique among endpoints that are alive; `secret` is what
     all endpoints of a cluster share. `host` is bound; `advertised_host` (the same by default) goes
-    into the descriptor, `port` is that of tcp. `transports` are tried in this order for each peer that
+    into the descriptor, `port` is that of tcp, or of rdma where there is no tcp. `transports` are tried in this order for each peer that
     offers them too; one that this machine lacks is left out. `shm_folder` holds the sockets of shm (by
     default they have abstract names), `rdma_devices` names the devices to use (by default all that are up).
     Raises ValueError for a name, a secret or transports out of bounds.
@@ -68,7 +68,9 @@ class Endpoint:
         self._context = TransportContext(name, secret, self._limits, self._grants, self._statistics)
         self._kinds = tuple(TransportKind(kind) for kind in transports)
         devices = None if rdma_devices is None else tuple(rdma_devices)
-        self._settings = TransportSettings(host, port, advertised_host or host, shm_folder, devices)
+        rdma_port = 0 if TransportKind.TCP in self._kinds else port
+        advertised = advertised_host or host
+        self._settings = TransportSettings(host, port, rdma_port, advertised, shm_folder, devices)
         self._bounce = Bounce(self._limits)
         self._started: Started | None = None
         self._descriptor: str | None = None
