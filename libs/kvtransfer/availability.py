@@ -16,7 +16,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class TransportSettings:
-    """Where the transports of one endpoint listen, and with what. `rdma_port` is that of its control streams."""
+    """Where the transports of one endpoint listen, and with what. rdma listens for control streams."""
 
     host: str
     tcp_port: int

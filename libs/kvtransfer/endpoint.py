@@ -36,9 +36,10 @@ class Endpoint:
 
     `name` is the peer's name in grants and unique among endpoints that are alive; `secret` is what
     all endpoints of a cluster share. `host` is bound; `advertised_host` (the same by default) goes
-    into the descriptor, `port` is that of tcp, or of rdma where there is no tcp. `transports` are tried in this order for each peer that
-    offers them too; one that this machine lacks is left out. `shm_folder` holds the sockets of shm (by
-    default they have abstract names), `rdma_devices` names the devices to use (by default all that are up).
+    into the descriptor, `port` is that of tcp, or of rdma where there is no tcp. `transports` are tried
+    in this order for each peer that offers them too; one that this machine lacks is left out.
+    `shm_folder` holds the sockets of shm (by default they have abstract names), `rdma_devices` names the
+    devices to use (by default all that are up).
     Raises ValueError for a name, a secret or transports out of bounds.
     """
 
