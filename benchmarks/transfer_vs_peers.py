@@ -40,23 +40,26 @@ PLAN = {"PYTHONPATH": str(CLI_FOLDER)}
 MOONCAKE = PLAN | {
     "MC_LOG_LEVEL": "ERROR",
     "GLOG_minloglevel": "2",
-    "MC_TCP_ENABLE_CONNECTION_POOL": "1",
     "MC_TCP_MAX_QUEUED_TRANSFERS_PER_PEER": "65535",
     "MC_TCP_MAX_PENDING_ADMISSIONS_PER_PEER": "65535",
 }
-"""By itself it logs a line for each batch, may connect for each transfer, and fails where more than 2,048
-ranges are under way, as four batches of 1,024 are."""
+"""By itself it logs a line for each batch, and fails where more than 2,048 ranges are under way, as four
+batches of 1,024 are."""
+POOLED = MOONCAKE | {"MC_TCP_ENABLE_CONNECTION_POOL": "1"}
+"""By itself it may connect for each transfer."""
 SYSTEMS = {
     "moonpool_tcp": Compared(("moonpool_system.py", "tcp"), {}),
     "moonpool_shm": Compared(("moonpool_system.py", "shm"), {}),
     "mooncake_tcp": Compared(("mooncake_system.py",), MOONCAKE),
-    "mooncake_tcp_tuned": Compared(("mooncake_system.py",), MOONCAKE | {"MC_TCP_SLICE_SIZE": str(1 << 20)}),
+    "mooncake_tcp_pooled": Compared(("mooncake_system.py",), POOLED),
+    "mooncake_tcp_tuned": Compared(("mooncake_system.py",), POOLED | {"MC_TCP_SLICE_SIZE": str(1 << 20)}),
     "nixl": Compared(("nixl_system.py",), PLAN),
     "nixl_tcp": Compared(("nixl_system.py",), PLAN | {"UCX_TLS": "tcp"}),
 }
 OURS = tuple(name for name in SYSTEMS if name.startswith("moonpool_"))
 COUNTERPARTS = {
     "mooncake_tcp": "moonpool_tcp",
+    "mooncake_tcp_pooled": "moonpool_tcp",
     "mooncake_tcp_tuned": "moonpool_tcp",
     "nixl": "moonpool_shm",
     "nixl_tcp": "moonpool_tcp",
