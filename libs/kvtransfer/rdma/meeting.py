@@ -5,7 +5,7 @@ import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from kvtransfer.errors import FrameError
+from kvtransfer.errors import FrameError, PeerLostError
 from kvtransfer.rdma.devices import OpenDevice
 from kvtransfer.rdma.frames import NO_PAIR, LaneEnd
 from kvtransfer.rdma.lane import RECEIVES_MAX, SENDS_MAX, Lane
@@ -54,13 +54,13 @@ def owner_lane(
     mtu_bytes = min(opened.facts.mtu_bytes, theirs.mtu_bytes)
     reads_max = min(_READS_MAX, opened.device.limits.reads_served_max, theirs.reads_max)
     end = _end(opened, pair, theirs.device, mtu_bytes, reads_max)
+    lane = Lane(pair, ring, on_immediate, on_failure)
     try:
         pair.connect(_path(opened, end, theirs, mtu_bytes, reads_max, serves=True))
+        lane.start(RECEIVES_MAX)
     except BaseException:
-        pair.close()
+        lane.close(PeerLostError("this lane could not be made"))
         raise
-    lane = Lane(pair, ring, on_immediate, on_failure)
-    lane.start(RECEIVES_MAX)
     return LaneInMaking(lane, device, end)
 
 

@@ -62,10 +62,12 @@ async def _post_part(pending: Pending, columns: Columns, lane: Lane, part: int) 
             else:
                 pending.posted[lane] = lane.read(chain)
         at = end
+        if at == total:
+            # In the same turn: the owner's answer may come with the next one.
+            pending.part_ends.append((lane, pending.posted[lane], part))
         if time.monotonic() - begin_s >= _POST_S_MAX:
             await asyncio.sleep(0)
             begin_s = time.monotonic()
-    pending.part_ends.append((lane, pending.posted[lane], part))
 
 
 def _columns(plan: WorkPlan, rows: slice, local: PieceKeys, pending: Pending, lane: int) -> Columns:
