@@ -19,6 +19,7 @@ from kvtransfer.device import DeviceMemory, DeviceRegion
 from kvtransfer.errors import TransferError
 from kvtransfer.limits import Limits
 from kvtransfer.memory import Region, no_ranges
+from kvtransfer.outlasting import outlast
 from kvtransfer.parts import sliced
 from kvtransfer.shared_buffer import SharedBuffer
 from kvtransfer.transport import Call, Link, LocalMemory
@@ -191,17 +192,9 @@ class Bounce:
         return ring
 
     async def _in_thread(self, work: Callable[[], _Result]) -> _Result:
-        """Returns when it ended. Cancelled, it still waits for that: memory is touched until then."""
+        """Returns when it ended, also if it is cancelled: memory is touched until then."""
         running = asyncio.get_running_loop().run_in_executor(self._threads, work)
-        cancelled: asyncio.CancelledError | None = None
-        while not running.done():
-            try:
-                await asyncio.wait([running])
-            except asyncio.CancelledError as error:
-                cancelled = error
-        if cancelled is not None:
-            running.exception()  # seen, whatever it is
-            raise cancelled
+        await outlast(running)
         return running.result()
 
 

@@ -9,6 +9,7 @@ import xxhash
 from kvtransfer.grants import Grant
 from kvtransfer.limits import RANGES_MAX
 from kvtransfer.memory import Cursor, Ranges
+from kvtransfer.outlasting import outlast
 
 INLINE_BYTES_MAX = 256 << 10
 """Hashed on the event loop's thread (some 20 µs); more goes to a thread, which costs about as much."""
@@ -26,12 +27,11 @@ async def digest(view: memoryview, ranges: Ranges) -> bytes:
     given_up = threading.Event()
     hashing = asyncio.get_running_loop().run_in_executor(None, _digest, cursor, given_up.is_set)
     try:
-        return await asyncio.shield(hashing)
+        await outlast(hashing, given_up.set)
     except asyncio.CancelledError:
-        given_up.set()
-        await asyncio.wait([hashing])
         del view, cursor  # the error's traceback keeps this frame, and must not keep the memory
         raise
+    return hashing.result()
 
 
 class GrantedDigests:

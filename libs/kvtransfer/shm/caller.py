@@ -12,6 +12,7 @@ import asyncio
 import socket
 import time
 from collections.abc import Callable
+from copy import copy as anew
 
 from kvtransfer.errors import (
     BusyError,
@@ -25,6 +26,7 @@ from kvtransfer.errors import (
 from kvtransfer.kinds import TransportKind
 from kvtransfer.limits import Limits
 from kvtransfer.memory import Region
+from kvtransfer.outlasting import outlast
 from kvtransfer.shm import frames as own
 from kvtransfer.shm.admissions import Admission, Admissions
 from kvtransfer.shm.channel import Channel
@@ -200,9 +202,12 @@ class CallerLink:
         return self._last_request
 
     async def _ask(self, frame: bytes, pending: "_Pending") -> None:
-        """Send a request; returns when the owner granted it, raises its error otherwise."""
+        """Send a request; returns when the owner granted it, raises its error otherwise.
+
+        An error that is kept is raised anew: its own traceback would keep frames and their memory.
+        """
         if self._error is not None:  # a frame before it met the end of the connection
-            raise _anew(self._error)
+            raise anew(self._error)
         if not self._pending:
             # A call begins to wait where none did: the peer's silence counts from now.
             self._channel.progress_at_s = time.monotonic()
@@ -210,7 +215,7 @@ class CallerLink:
         self._channel.send(frame)
         await pending.future
         if pending.failure is not None:
-            raise _anew(pending.failure)
+            raise anew(pending.failure)
 
     def _settle(self, request: int, answer: GoFrame | int | TransferError) -> None:
         pending = self._pending.get(request)
@@ -265,29 +270,23 @@ class CallerLink:
             raise error
 
     async def _in_thread(self, copy: Copy) -> None:
-        """Returns when the copy ended. Cancelled, it still waits for that: a chunk at most."""
+        """Returns when the copy ended. Cancelled, that is after the present chunk."""
         if not self._resources.threads.room:
             raise BusyError("too many copies wait for a thread")
         ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._copies.add(copy)
         self._resources.threads.start(copy, lambda: ended.set_result(None), self._progressed)
-        cancelled: asyncio.CancelledError | None = None
-        while not ended.done():
-            try:
-                await asyncio.wait([ended])
-            except asyncio.CancelledError as error:
-                cancelled = error
-                self._resources.threads.stop(copy)
-        self._copies.discard(copy)
-        if cancelled is not None:
-            raise cancelled
+        try:
+            await outlast(ended, lambda: self._resources.threads.stop(copy))
+        finally:
+            self._copies.discard(copy)
 
     def _progressed(self) -> None:
         self._channel.progress_at_s = time.monotonic()
 
     def _failure(self, call: Call, outcome: Outcome | None) -> TransferError:
         if self._error is not None:
-            return _anew(self._error)
+            return anew(self._error)
         if outcome is Outcome.WITHDRAWN:
             self._admissions.forget(call.token)
             return GrantError("the grant was revoked")
@@ -310,10 +309,3 @@ class CallerLink:
         self._reporting = None
         moved, self._moved = self._moved, MovedFrame(0, 0, 0)
         self._channel.send(own.pack_moved(moved))
-
-
-def _anew(error: TransferError) -> TransferError:
-    """To be raised in place of one that is kept, whose traceback would keep frames and their memory."""
-    copied = type(error)(*error.args)
-    copied.landed = error.landed
-    return copied
