@@ -21,6 +21,13 @@ RECEIVES_PER_TURN_MAX = 64
 EARLY_RECEIVES_MAX = 8
 """Receives of a caller between two turns of the loop: with small calls about a millisecond."""
 
+LOW_WATER_BYTES_MIN = 128 << 10
+"""Of a payload that has less to come we hear at each segment."""
+
+LOW_WATER_BYTES_MAX = 512 << 10
+"""Bytes of a payload that may wait in the kernel before we hear of them. A peer that sends less than this in
+`stall_s_max` counts as silent."""
+
 FRAMES_WAITING_MAX = 4096
 """Frames that the peer does not take; honest peers have far fewer requests open."""
 
@@ -60,6 +67,7 @@ class Connection:
         self._writer_armed = False
         self._in_turn = False
         self._early_left = EARLY_RECEIVES_MAX
+        self._low_water = 1
         self.closed = False
         self.progress_at_s = time.monotonic()
 
@@ -129,7 +137,9 @@ class Connection:
         self._in_turn = True
         try:
             if receiving:
-                self._receive()
+                is_drained = self._receive()
+                if not self.closed:
+                    self._await_many(is_drained)
             # While the socket is full the loop says when it takes more.
             if not self.closed and not (receiving and self._writer_armed):
                 self._flush()
@@ -143,24 +153,34 @@ class Connection:
         finally:
             self._in_turn = False
 
-    def _receive(self) -> None:
+    def _receive(self) -> bool:
+        """Whether all that was there is taken in."""
         left = self._turn_bytes
         for _ in range(RECEIVES_PER_TURN_MAX):
             if left <= 0 or self.closed:
-                return
+                return False
             try:
                 # Where bytes may land is asked and the bytes are received in one step: nothing comes between.
                 count, room = self._receive_into(self._inbox.pieces(left))
             except (BlockingIOError, InterruptedError):
-                return
+                return True
             if count == 0:
                 raise PeerLostError(f"{self.peer} closed the connection")
             self.progress_at_s = time.monotonic()
             self._inbox.received(count)
             # In the middle of a payload more has come meanwhile, and to ask again costs less than a turn.
             if count < room and not self._inbox.in_payload:
-                return
+                return True
             left -= count
+        return False
+
+    def _await_many(self, is_drained: bool) -> None:
+        """Of a large payload the kernel wakes us once a good part is there, not at each segment."""
+        due_bytes = self._inbox.payload_due_bytes if is_drained else 0
+        low_water = min(due_bytes, LOW_WATER_BYTES_MAX) if due_bytes >= LOW_WATER_BYTES_MIN else 1
+        if low_water != self._low_water:
+            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, low_water)
+            self._low_water = low_water
 
     def _receive_into(self, pieces: list[memoryview] | Vectors) -> tuple[int, int]:
         """How many bytes came, and how many could have."""

@@ -103,6 +103,11 @@ class Inbox:
         """More bytes of a payload are due."""
         return self._payload is not None
 
+    @property
+    def payload_due_bytes(self) -> int:
+        """What is still to come of the DATA frame that is coming."""
+        return self._payload_left if self._payload is not None else 0
+
     def pieces(self, bytes_max: int) -> list[memoryview] | Vectors:
         """Where to receive to; never empty. Ask again right before each receive.
 

@@ -13,6 +13,7 @@ from kvtransfer.stream import frames
 from kvtransfer.stream.connection import (
     EARLY_RECEIVES_MAX,
     FRAMES_WAITING_MAX,
+    LOW_WATER_BYTES_MAX,
     RECEIVES_PER_TURN_MAX,
     Connection,
 )
@@ -123,6 +124,37 @@ async def test_a_peer_that_sends_byte_by_byte_gets_no_more_of_a_turn(pair: Pair)
     pair.far.send(frames.pack_header(Kind.DATA, 1000, 1) + b"x")
     pair.connection._on_readable()
     assert received == RECEIVES_PER_TURN_MAX
+
+
+async def test_the_last_bytes_of_a_large_payload_are_heard_of() -> None:
+    """The kernel is told to wake us for many bytes, and never for more than are due."""
+    total = LOW_WATER_BYTES_MAX + 1000
+    memory = memoryview(bytearray(total))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        far = socket.create_connection(listener.getsockname())
+        near, _ = listener.accept()
+    near.setblocking(False)
+    handler = Handler()
+    handler.landing = Incoming(1, total, Cursor(memory, checked_ranges([(0, total)], total, "ranges")))
+    connection = Connection(near, "far", handler, frames.accepts(Kind.DONE, Kind.DATA), TURN_BYTES)
+    connection.start()
+
+    def low_water() -> int:
+        return near.getsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT)
+
+    far.sendall(frames.pack_header(Kind.DATA, total, 1) + b"x")
+    await eventually(lambda: handler.landing.remaining == total - 1)
+    assert low_water() == LOW_WATER_BYTES_MAX
+    far.sendall(b"x" * LOW_WATER_BYTES_MAX)
+    await eventually(lambda: handler.landing.remaining <= 999)
+    assert low_water() == 1
+    far.sendall(b"x" * handler.landing.remaining)
+    await eventually(lambda: handler.landing.remaining == 0)
+    far.sendall(frames.pack_done(1, total))
+    await eventually(lambda: handler.requests == [1])
+    assert bytes(memory) == b"x" * total
+    far.close()
+    await eventually(lambda: connection.closed)
 
 
 async def test_a_defect_of_our_own_ends_this_connection_only(
