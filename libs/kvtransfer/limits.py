@@ -21,6 +21,8 @@ CHUNK_BYTES_MAX = 4 << 20
 STREAMS_MAX = 16
 """Streams of one link that an owner accepts."""
 
+_PENDING_PER_IN_FLIGHT = 4
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
@@ -67,6 +69,12 @@ class Limits:
     retry_s_max: float = 60.0
     dial_backoff_s_min: float = 0.02
     dial_backoff_s_max: float = 5.0
+
+    @property
+    def requests_pending_max(self) -> int:
+        """Requests of one link that the owner did not answer. More than may be in flight are abandoned ones:
+        so many of those mean that the peer stalls."""
+        return _PENDING_PER_IN_FLIGHT * self.transfers_in_flight_max
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():

@@ -1,7 +1,7 @@
 """What a transport is to the endpoint: a way to listen, a way to dial, and a promise about revocation.
 
-A transport asks the grant
-table of `TransportContext` before it lets a peer touch memory, and counts there what landed.
+Owns the words that both speak. A transport knows no other one; it asks the grant table of
+`TransportContext` before it lets a peer touch memory, and counts there what landed.
 """
 
 from collections.abc import Mapping

@@ -54,8 +54,6 @@ MOVED_S = 0.02
 """What we read is reported this long after the first read that was not."""
 ABORT_S_MAX = 0.1
 """A call that gives up waits this long for an owner that still copies. A live one ends within a chunk."""
-_PENDING_PER_IN_FLIGHT = 4
-"""Pending requests for each that may be in flight; more abandoned ones mean that the peer stalls."""
 
 
 class _Pending:
@@ -193,7 +191,7 @@ class CallerLink:
         self._admissions.drop(self._imports.on_drop(body))
 
     def _next_request(self) -> int:
-        pending_max = _PENDING_PER_IN_FLIGHT * self._limits.transfers_in_flight_max
+        pending_max = self._limits.requests_pending_max
         if len(self._pending) >= pending_max:
             self._channel.close(PeerLostError(f"{self._peer} left {pending_max} requests open"))
         if self.closed:

@@ -26,6 +26,7 @@ from kvtransfer.shm.resources import Resources
 from kvtransfer.shm.system import PeerProcess
 from kvtransfer.stream import frames
 from kvtransfer.stream.frames import ErrorCode, Header, Kind
+from kvtransfer.stream.granted import check_request
 from kvtransfer.transport import TransportContext
 
 OWNER_ACCEPTS = frames.accepts(
@@ -152,14 +153,8 @@ class OwnerSession:
             self._refuse(request, ErrorCode.BUSY, f"transfers_served_max of {served_max} is reached")
             return
         asked = wanted.request
-        if asked.earlier_bytes and not asked.tag:
-            raise FrameError("a PUT with bytes of earlier ones and without their tag")
         try:
-            grant, ranges = self._context.grants.check(asked.token, self.peer, Access.WRITE, asked.ranges)
-            if asked.tag and grant.on_arrival is None:
-                raise GrantError("the grant takes no tags")
-            if asked.earlier_bytes > grant.landed_bytes:
-                raise GrantError(f"{asked.earlier_bytes} earlier bytes did not land under the grant")
+            grant, ranges = check_request(self._context.grants, self.peer, Access.WRITE, asked)
         except GrantError as error:
             self._refuse(request, ErrorCode.GRANT, str(error))
             return
@@ -278,10 +273,8 @@ class OwnerSession:
             self._stop(put)
 
     def _on_read(self, request: int, wanted: frames.TransferRequest) -> None:
-        if wanted.tag or wanted.digest or wanted.earlier_bytes:
-            raise FrameError("a READ with what belongs to a write")
         try:
-            grant, ranges = self._context.grants.check(wanted.token, self.peer, Access.READ, wanted.ranges)
+            grant, ranges = check_request(self._context.grants, self.peer, Access.READ, wanted)
         except GrantError as error:
             self._refuse(request, ErrorCode.GRANT, str(error))
             return
