@@ -2,7 +2,8 @@
 
 Each of our writes in flight is a permission on our board. It is taken back when the call ends, however
 it ends: an owner that stood still meanwhile finds it gone before it reports success, and wipes what it
-copied after that. So a call that is cancelled or out of time may give its source away at once.
+copied after that. So a call that is cancelled or out of time may give its source away at once. Other
+writes wait until the owner has answered it: what is wiped must not be what they brought.
 
 What a READ was admitted to is kept, so that the next read under the same grant needs no word with the
 owner, only a look at its board. What we read so is reported to the owner in bulk, for its statistics.
@@ -98,6 +99,7 @@ class CallerLink:
         self._imports = Imports(self._channel, PeerProcess(sock), limits.regions_max)
         self._last_request = 0
         self._pending: dict[int, _Pending] = {}
+        self._given_up: dict[int, _Pending] = {}
         self._admissions = Admissions()
         self._copies: set[Copy] = set()
         self._moved = MovedFrame(0, 0, 0)
@@ -119,6 +121,8 @@ class CallerLink:
     async def write(self, call: Call) -> None:
         source = call.memory
         sent = await digest(source.region.view, source.ranges) if call.verify else b""
+        while self._given_up:
+            await asyncio.wait([pending.future for pending in self._given_up.values()])
         request = self._next_request()
         self._exports.tell(source.region)
         pending = _Pending(call, is_put=True)
@@ -177,6 +181,7 @@ class CallerLink:
     def on_closed(self, error: TransferError) -> None:
         self._error = error
         pending, self._pending = self._pending, {}
+        self._given_up.clear()
         for entry in pending.values():
             entry.settle(error)
         for copy in list(self._copies):
@@ -231,6 +236,7 @@ class CallerLink:
             raise FrameError(f"{self._peer} says DONE of {answer} bytes to {payload_bytes}")
         # A malformed answer raised above, while the request is still among those that the close fails.
         del self._pending[request]
+        self._given_up.pop(request, None)
         pending.settle(answer if isinstance(answer, TransferError) else None)
 
     async def _give_up(self, request: int, pending: "_Pending") -> None:
@@ -241,6 +247,7 @@ class CallerLink:
         if self._pending.get(request) is not pending:
             return
         pending.future = asyncio.get_running_loop().create_future()
+        self._given_up[request] = pending
         self._channel.send(frames.pack_abort(request))
         await asyncio.wait([pending.future], timeout=ABORT_S_MAX)
 

@@ -375,6 +375,38 @@ async def test_a_new_link_waits_for_what_the_old_one_still_copies(
     assert far.memory[0] == 99
 
 
+async def test_a_write_waits_for_what_one_that_was_given_up_still_copies(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the owner, which finds the first one withdrawn, wipes what the second one brought."""
+    near, far = pair
+    link = await near.dial(far)
+    grant = far.grant(WHOLE, "near")
+    loop = asyncio.get_running_loop()
+    real, entered = copying.copy_memory, asyncio.Event()
+    resume = threading.Event()
+
+    def held(to: int, source: int, count: int) -> None:
+        if not entered.is_set():
+            loop.call_soon_threadsafe(entered.set)
+            resume.wait(TIMEOUT_S)
+        real(to, source, count)
+
+    monkeypatch.setattr(copying, "copy_memory", held)
+    monkeypatch.setattr(caller, "ABORT_S_MAX", 0.01)
+    first = asyncio.create_task(link.write(near.call(WHOLE, grant, WHOLE)))
+    await entered.wait()
+    first.cancel()
+    await asyncio.wait([first])
+    near.memory[0] = 99
+    second = asyncio.create_task(link.write(near.call([(0, 1)], grant, [(0, 1)])))
+    await asyncio.wait([second], timeout=0.05)
+    resume.set()
+    await second
+    await eventually(lambda: far.context.statistics.peer("near").served_failures == 1)
+    assert far.memory[0] == 99
+
+
 async def test_a_caller_hears_from_an_owner_that_copies_for_long(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
