@@ -166,6 +166,7 @@ class Bounce:
             error = copy(group.exceptions[0])  # calls that fail with one link share its error
             if isinstance(error, TransferError):
                 error.landed = tuple(sorted(landed))
+                error.settled = error.settled and len(pieces) == 1
             raise error from None
 
     @contextlib.asynccontextmanager

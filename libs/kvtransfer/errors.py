@@ -13,10 +13,12 @@ class TransferError(Exception):
 
     `landed` names the stretches (start, count), in bytes of the failed call's order, that are known to have
     landed; nothing is known of the rest. On the error that a call of `Peer` raises, `landed_ranges` says the
-    same for each remote range as the caller passed it: True where all of it landed.
+    same for each remote range as the caller passed it: True where all of it landed. Other parts of a call
+    that is not `settled` were given up when this one failed: their bytes may still be on their way.
     """
 
     retryable: bool = False
+    settled: bool = True
     landed: tuple[tuple[int, int], ...] = ()
     landed_ranges: npt.NDArray[np.bool_] | None = None
 

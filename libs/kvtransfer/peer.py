@@ -185,7 +185,7 @@ class Peer:
             except BaseException as error:
                 if deadline.expired:
                     line.link.close_if_stalled()
-                answered = isinstance(error, TransferError) and not line.link.closed
+                answered = isinstance(error, TransferError) and error.settled and not line.link.closed
                 self._lines.failed(
                     line,
                     error,

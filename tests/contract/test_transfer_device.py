@@ -14,9 +14,10 @@ from tests.support.device_contract import (
     FakeDevice,
     FakeDeviceError,
     FakeDeviceMemory,
+    device_pair,
 )
 from tests.support.eventually import eventually
-from tests.support.transfer import make_endpoint, no_leaks, pattern, side
+from tests.support.transfer import pattern
 
 pytestmark = pytest.mark.contract
 
@@ -29,15 +30,8 @@ def device() -> FakeDevice:
 @pytest.fixture
 async def pair(transport: str) -> AsyncIterator[DevicePair]:
     device = FakeDevice()
-    near = make_endpoint(transport, "near", limits=LIMITS)
-    async with no_leaks(), side(transport, "far", np.zeros(DEVICE_BYTES, np.uint8)) as far:
-        await near.start()
-        try:
-            region = near.register(device.registered)
-            peer = await near.connect(far.endpoint.descriptor(), timeout_s=5)
-            yield DevicePair(near, region, device, far, peer)
-        finally:
-            await near.close()
+    async with device_pair(transport, device) as made:
+        yield made
     assert device.fake.pinned == 0
 
 
@@ -65,8 +59,9 @@ class TestFakeDevice(DeviceContract):
         assert isinstance(fake, FakeDeviceMemory)
         token = pair.far.grant(WHOLE, "near").token
         fake.fails_at = 5
-        with pytest.raises(FakeDeviceError, match="broken"):
+        with pytest.raises(FakeDeviceError, match="broken") as raised:
             await pair.write(token, WHOLE, WHOLE)
+        assert not raised.value.settled  # other pieces were on the wire
         fake.fails_at = None
         pair.device.set(pattern(DEVICE_BYTES))
         await pair.write(token, WHOLE, WHOLE)

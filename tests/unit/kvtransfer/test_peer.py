@@ -448,6 +448,25 @@ async def test_moving_up_from_a_write_that_was_given_up() -> None:
     assert network.eras == 2
 
 
+@in_virtual_time
+async def test_moving_up_from_a_write_of_which_a_part_was_refused() -> None:
+    network = FakeNetwork(SHM, TCP)
+    network.dial_errors[SHM] = PeerLostError("not yet")
+    peer = network.peer()
+    await write(peer)
+    refused = network.links[TCP][0].answer = BusyError("one part is one too many")
+    refused.settled = False
+    with pytest.raises(BusyError):
+        await write(peer)
+    network.links[TCP][0].answer = None
+    del network.dial_errors[SHM]
+    await asyncio.sleep(1.5)
+    await write(peer)
+    await turns()
+    assert (await write(peer)).transport is SHM
+    assert network.eras == 2
+
+
 @pytest.mark.parametrize("lost_with_a_call", [True, False])
 @in_virtual_time
 async def test_reads_and_idle_links_leave_nothing_behind(lost_with_a_call: bool) -> None:
