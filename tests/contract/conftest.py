@@ -4,7 +4,10 @@ from collections.abc import AsyncIterator
 
 import numpy as np
 import pytest
+from tests.support.netns import HostPair
 from tests.support.transfer import Pair, no_leaks, pattern, selected_transports, side
+from tests.support.transfer_peer import PeerProcess
+from tests.support.two_hosts import both_sides
 
 PAIR_BYTES = 20 << 20
 
@@ -24,3 +27,22 @@ async def pair(transport: str) -> AsyncIterator[Pair]:
         side(transport, "far", far_memory) as far,
     ):
         yield near, far
+
+
+@pytest.fixture
+async def sides(hosts: HostPair) -> AsyncIterator[tuple[PeerProcess, PeerProcess]]:
+    """Of modules that bring their own `hosts`."""
+    async with both_sides(hosts) as started:
+        yield started
+
+
+@pytest.fixture
+def caller(sides: tuple[PeerProcess, PeerProcess]) -> PeerProcess:
+    """On the near host."""
+    return sides[0]
+
+
+@pytest.fixture
+def owner(sides: tuple[PeerProcess, PeerProcess]) -> PeerProcess:
+    """On the far host."""
+    return sides[1]

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.support.eventually import eventually
+from tests.support.hostile import frame_like, handshake_like
 from tests.support.transfer import Side, no_leaks, pattern, side
 from tests.support.transfer_peer import SECRET
 
@@ -97,7 +98,7 @@ def run_fuzzed(attack: Callable[[Side], Awaitable[None]]) -> None:
 
 
 @FUZZ
-@given(st.one_of(st.binary(max_size=2000), st.binary(max_size=600).map(lambda rest: b"MPKV\x02" + rest)))
+@given(handshake_like())
 def test_garbage_before_the_handshake(garbage: bytes) -> None:
     async def attack(owner: Side) -> None:
         async with dialled(owner) as sock:
@@ -106,19 +107,8 @@ def test_garbage_before_the_handshake(garbage: bytes) -> None:
     run_fuzzed(attack)
 
 
-def frame_like() -> st.SearchStrategy[bytes]:
-    """Bytes that look like frames: a plausible header, a body of a length that may not fit it."""
-    return st.builds(
-        lambda kind, length, request, body: struct.pack("<B3xIQ", kind, length, request) + body,
-        st.integers(0, 8),
-        st.one_of(st.integers(0, 300), st.integers(0, 2**32 - 1)),
-        st.one_of(st.integers(0, 5), st.integers(0, 2**64 - 1)),
-        st.binary(max_size=300),
-    )
-
-
 @FUZZ
-@given(st.lists(st.one_of(frame_like(), st.binary(max_size=500)), min_size=1, max_size=8))
+@given(st.lists(st.one_of(frame_like(8), st.binary(max_size=500)), min_size=1, max_size=8))
 def test_garbage_after_a_good_handshake(parts: list[bytes]) -> None:
     async def attack(owner: Side) -> None:
         owner.grant([(0, SIZE)], "somebody")

@@ -1,7 +1,7 @@
 """What transfers between two hosts promise when the link between them fails in the middle."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 
 import pytest
 from tests.support.netns import Cut, HostPair, host_pair, tcp_counter
@@ -12,7 +12,6 @@ from tests.support.two_hosts import (
     STALL_S,
     TOTAL,
     begun,
-    both_sides,
     call,
     checksum,
     count,
@@ -36,24 +35,6 @@ def hosts() -> Iterator[HostPair]:
     with host_pair() as pair:
         pair.shape(SLOW_MEGABITS_PER_S)
         yield pair
-
-
-@pytest.fixture
-async def sides(hosts: HostPair) -> AsyncIterator[tuple[PeerProcess, PeerProcess]]:
-    async with both_sides(hosts) as started:
-        yield started
-
-
-@pytest.fixture
-def caller(sides: tuple[PeerProcess, PeerProcess]) -> PeerProcess:
-    """On the near host."""
-    return sides[0]
-
-
-@pytest.fixture
-def owner(sides: tuple[PeerProcess, PeerProcess]) -> PeerProcess:
-    """On the far host."""
-    return sides[1]
 
 
 async def cut(hosts: HostPair, kind: Cut, sender: PeerProcess) -> None:

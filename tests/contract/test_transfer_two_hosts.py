@@ -1,7 +1,7 @@
 """What the transport between hosts promises, with each side on a host of its own."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -11,7 +11,6 @@ from tests.support.two_hosts import (
     SLOW_MEGABITS_PER_S,
     TOTAL,
     begun,
-    both_sides,
     call,
     checksum,
     count,
@@ -28,24 +27,6 @@ SIZES = (0, 1, 4096, TOTAL)
 def hosts() -> Iterator[HostPair]:
     with host_pair() as pair:
         yield pair
-
-
-@pytest.fixture
-async def sides(hosts: HostPair) -> AsyncIterator[tuple[PeerProcess, PeerProcess]]:
-    async with both_sides(hosts) as started:
-        yield started
-
-
-@pytest.fixture
-def caller(sides: tuple[PeerProcess, PeerProcess]) -> PeerProcess:
-    """On the near host."""
-    return sides[0]
-
-
-@pytest.fixture
-def owner(sides: tuple[PeerProcess, PeerProcess]) -> PeerProcess:
-    """On the far host."""
-    return sides[1]
 
 
 @pytest.mark.parametrize("do", ["write", "read"])

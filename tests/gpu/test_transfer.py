@@ -8,15 +8,15 @@ import pytest
 import torch
 from tests.support.device_contract import (
     DEVICE_BYTES,
-    LIMITS,
     MIB,
     WHOLE,
     Bytes,
     Device,
     DeviceContract,
     DevicePair,
+    device_pair,
 )
-from tests.support.transfer import make_endpoint, no_leaks, side
+from tests.support.transfer import make_endpoint, side
 
 from kvtransfer import DeviceMemory, Limits
 
@@ -55,15 +55,8 @@ def device() -> CudaDevice:
 @pytest.fixture(params=["tcp", "shm"])
 async def pair(request: pytest.FixtureRequest) -> AsyncIterator[DevicePair]:
     device = CudaDevice()
-    near = make_endpoint(request.param, "near", limits=LIMITS)
-    async with no_leaks(), side(request.param, "far", np.zeros(DEVICE_BYTES, np.uint8)) as far:
-        await near.start()
-        try:
-            region = near.register(device.registered)
-            peer = await near.connect(far.endpoint.descriptor(), timeout_s=5)
-            yield DevicePair(near, region, device, far, peer)
-        finally:
-            await near.close()
+    async with device_pair(request.param, device) as made:
+        yield made
 
 
 class TestCudaMemory(DeviceContract):

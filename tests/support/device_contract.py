@@ -6,7 +6,8 @@ A test module subclasses `DeviceContract` and brings the fixtures `device` and `
 import asyncio
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from threading import Lock, get_ident
 
@@ -14,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from tests.support.eventually import eventually
-from tests.support.transfer import Side, firing, landing, pattern
+from tests.support.transfer import Side, firing, landing, make_endpoint, no_leaks, pattern, side
 
 from kvtransfer import (
     Access,
@@ -150,6 +151,19 @@ class DevicePair:
 
     async def read(self, token: str, local: object, remote: object, **more: object) -> None:
         await self.peer.read(self.region, local, token, remote, timeout_s=TIMEOUT_S, **more)
+
+
+@asynccontextmanager
+async def device_pair(transport: str, device: Device, limits: Limits = LIMITS) -> AsyncIterator[DevicePair]:
+    near = make_endpoint(transport, "near", limits=limits)
+    async with no_leaks(), side(transport, "far", np.zeros(DEVICE_BYTES, np.uint8)) as far:
+        await near.start()
+        try:
+            region = near.register(device.registered)
+            peer = await near.connect(far.endpoint.descriptor(), timeout_s=5)
+            yield DevicePair(near, region, device, far, peer)
+        finally:
+            await near.close()
 
 
 WHOLE = [(0, DEVICE_BYTES)]

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.support.eventually import eventually
+from tests.support.hostile import frame_like, handshake_like
 from tests.support.shm import ShmSide, shm_side
 from tests.support.transfer import no_leaks, pattern
 from tests.support.transfer_peer import SECRET
@@ -115,7 +116,7 @@ async def send_and_end(sock: socket.socket, data: bytes) -> None:
 
 
 @FUZZ
-@given(st.one_of(st.binary(max_size=2000), st.binary(max_size=600).map(lambda rest: b"MPKV\x01" + rest)))
+@given(handshake_like())
 def test_garbage_before_the_handshake(garbage: bytes) -> None:
     async def attack(owner: ShmSide) -> None:
         async with dialled(owner) as sock:
@@ -124,19 +125,8 @@ def test_garbage_before_the_handshake(garbage: bytes) -> None:
     run_fuzzed(attack)
 
 
-def frame_like() -> st.SearchStrategy[bytes]:
-    """A plausible header, and a body of a length that may not fit it."""
-    return st.builds(
-        lambda kind, length, request, body: struct.pack("<B3xIQ", kind, length, request) + body,
-        st.integers(0, 24),
-        st.one_of(st.integers(0, 300), st.integers(0, 2**32 - 1)),
-        st.one_of(st.integers(0, 5), st.integers(0, 2**64 - 1)),
-        st.binary(max_size=300),
-    )
-
-
 @FUZZ
-@given(st.lists(st.one_of(frame_like(), st.binary(max_size=500)), min_size=1, max_size=8))
+@given(st.lists(st.one_of(frame_like(24), st.binary(max_size=500)), min_size=1, max_size=8))
 def test_garbage_after_a_good_handshake(parts: list[bytes]) -> None:
     async def attack(owner: ShmSide) -> None:
         owner.grant(WHOLE, "somebody")
