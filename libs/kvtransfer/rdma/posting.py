@@ -26,6 +26,9 @@ async def post_all(pending: Pending, plan: WorkPlan, local: PieceKeys, lanes: Se
     However it ends, nothing more is posted afterwards; what was, is in `pending.posted`. Raises OSError if a
     lane takes no work, `pending.error` as soon as there is one, the error with which a lane was closed.
     """
+    if len(lanes) == 1:
+        await _post_lane(pending, plan, local, lanes[0], 0)
+        return
     posting = [
         asyncio.create_task(_post_lane(pending, plan, local, lane, number))
         for number, lane in enumerate(lanes)

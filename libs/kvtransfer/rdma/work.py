@@ -68,6 +68,10 @@ def planned(local: Ranges, remote: Ranges, keys: RemoteKeys, cut: LaneCut, work_
 
     Raises FrameError if `keys`, which the owner sent, do not cover `remote`.
     """
+    if len(local) == len(remote) == 1 and cut.payload_bytes <= min(work_bytes_max, cut.part_bytes):
+        plan = _single(local, remote, keys)
+        if plan is not None:
+            return plan
     near, far = _in_pieces(local), _in_pieces(remote)
     near_ends, far_ends = np.cumsum(near[:, 1]), np.cumsum(far[:, 1])
     total = cut.payload_bytes
@@ -93,6 +97,20 @@ def planned(local: Ranges, remote: Ranges, keys: RemoteKeys, cut: LaneCut, work_
     return WorkPlan(
         local_offsets, remote_offsets, lengths, local_offsets // PIECE_BYTES, stretches, part_ends
     )
+
+
+def _single(local: Ranges, remote: Ranges, keys: RemoteKeys) -> WorkPlan | None:
+    """The plan of one work request, some ten times quicker; None if one does not do."""
+    ((near, count),), ((far, _),) = local.tolist(), remote.tolist()
+    piece = near // PIECE_BYTES
+    stretch = int(np.searchsorted(keys.starts, far, side="right")) - 1
+    if piece != (near + count - 1) // PIECE_BYTES or stretch < 0 or far + count > keys.ends[stretch]:
+        return None
+    # One array for all columns: making one is what takes the time.
+    near_column, far_column, counts, pieces, stretches, part_ends = np.array(
+        [[near], [far], [count], [piece], [stretch], [1]], np.int64
+    )
+    return WorkPlan(near_column, far_column, counts, pieces, stretches, part_ends)
 
 
 def _in_pieces(ranges: Ranges) -> Ranges:

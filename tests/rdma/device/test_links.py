@@ -9,7 +9,7 @@ import pytest
 from tests.rdma.device.conftest import DEVICES, packets_sent, set_link
 from tests.support.eventually import eventually
 from tests.support.transfer import Side, no_leaks, pattern
-from tests.support.transfer_peer import SECRET
+from tests.support.transfer_peer import SECRET, PeerProcess
 
 from kvtransfer import (
     Access,
@@ -19,6 +19,7 @@ from kvtransfer import (
     RetryableTransferError,
     TransportKind,
     TransportUnavailable,
+    checksum,
 )
 
 pytestmark = pytest.mark.rdma
@@ -73,6 +74,29 @@ async def test_a_large_call_goes_over_both_devices(direction: str) -> None:
         sent = await moved(direction, near, far)
     for device in DEVICES:
         assert sent[device] >= TOTAL / 2 / MTU_BYTES, sent
+
+
+async def test_many_small_calls_to_another_process() -> None:
+    """The other processor answers while ours is still posting."""
+    async with (
+        side("near", pattern(MIB)) as near,
+        PeerProcess.run("there", MIB, transport="rdma") as there,
+    ):
+        peer = await near.endpoint.connect(there.descriptor, timeout_s=TIMEOUT_S)
+        write = await there.ask("grant", ranges=[(0, MIB)], peer="near")
+        for number in range(100):
+            part = [(number * 4096, 4096)]
+            await peer.write(near.region, part, write["token"], part, timeout_s=TIMEOUT_S)
+        written = [(0, 100 * 4096)]
+        assert (await there.ask("checksum", ranges=written))["checksum"] == checksum(near.region, written)
+        near.memory[:] = 0
+        read = await there.ask("grant", ranges=[(0, MIB)], peer="near", access="read")
+        for number in range(100):
+            part = [(number * 4096, 4096)]
+            await peer.read(near.region, part, read["token"], part, timeout_s=TIMEOUT_S)
+        assert np.array_equal(near.memory[: 100 * 4096], pattern(MIB)[: 100 * 4096])
+        counted = near.endpoint.statistics()["there"]
+        assert (counted.writes, counted.reads, counted.failures) == (100, 100, 0)
 
 
 async def test_only_the_named_device_is_used() -> None:
