@@ -143,11 +143,12 @@ def main(load: Callable[[], System]) -> None:
     os._exit(0)
 
 
-def own(load: Callable[[Memory], dict[str, Any]]) -> None:
-    """The owner's side: `load` registers the memory and tells what the caller needs to know."""
+def own(load: Callable[[Memory], tuple[object, dict[str, Any]]]) -> None:
+    """The owner's side: `load` registers the memory and gives what has to live as long as it is in use, and
+    what the caller needs to know."""
     replies = own_the_output()
     memory = touched_memory(MEMORY_BYTES)
-    address = load(memory)
+    _kept, address = load(memory)  # until the process ends, without its destructor
     serve(replies, lambda question: address if question["do"] == "address" else answer(memory, question))
     os._exit(0)
 

@@ -78,14 +78,10 @@ class MooncakeSystem(SynchronousSystem):
             raise RuntimeError(f"get_batch_transfer_status gave {status}")
 
 
-def owner(memory: Memory) -> dict[str, Any]:
+def owner(memory: Memory) -> tuple[object, dict[str, Any]]:
     engine = engine_over(memory)
-    KEPT.append(engine)
-    return {"segment": f"{HOST}:{engine.get_rpc_port()}", "memory": memory.ctypes.data}
+    return engine, {"segment": f"{HOST}:{engine.get_rpc_port()}", "memory": memory.ctypes.data}
 
-
-KEPT: list[TransferEngine] = []
-"""The owner's engine lives as long as its process."""
 
 if __name__ == "__main__":
     if sys.argv[1:] == [OWNER]:

@@ -76,15 +76,11 @@ def _check(state: str) -> None:
         raise RuntimeError("a NIXL transfer failed")
 
 
-def owner(memory: Memory) -> dict[str, Any]:
+def owner(memory: Memory) -> tuple[object, dict[str, Any]]:
     agent = agent_over("owner", memory)
-    KEPT.append(agent)
     metadata = base64.b64encode(agent.get_agent_metadata()).decode()
-    return {"metadata": metadata, "memory": memory.ctypes.data}
+    return agent, {"metadata": metadata, "memory": memory.ctypes.data}
 
-
-KEPT: list[nixl_agent] = []
-"""The owner's agent lives as long as its process."""
 
 if __name__ == "__main__":
     if sys.argv[1:] == [OWNER]:

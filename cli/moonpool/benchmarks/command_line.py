@@ -1,14 +1,29 @@
 """What benchmarks have alike on the command line: which cases, how often, and in which form they answer."""
 
 import argparse
+import sys
 from collections.abc import Sequence
 
 from moonpool.arguments import whole_number
 from moonpool.measurement import Measurement, as_json_line, as_table
 
+THREADS_MAX = 1024
+
 
 def add_json_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="one JSON object a line instead of a table")
+
+
+def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--model", default="smollm2", help="smollm2 (default), tiny, or a model's folder")
+    parser.add_argument(
+        "--threads",
+        type=whole_number(1, THREADS_MAX),
+        default=2,
+        metavar="N",
+        help="threads the engine computes with (default 2)",
+    )
+    parser.add_argument("--backend", choices=("torch", "native"), help="default: what a worker would take")
 
 
 def add_case_arguments(parser: argparse.ArgumentParser, case_names: Sequence[str], repeats_max: int) -> None:
@@ -26,6 +41,11 @@ def add_case_arguments(parser: argparse.ArgumentParser, case_names: Sequence[str
         metavar="N",
         help="samples of each case (default 5)",
     )
+
+
+def say(text: str) -> None:
+    """Progress, which is no result."""
+    print(text, file=sys.stderr, flush=True)
 
 
 def print_results(results: Sequence[Measurement], *, as_json: bool) -> None:

@@ -14,8 +14,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from moonpool.arguments import Command, whole_number
-from moonpool.benchmarks.command_line import add_case_arguments, add_json_argument, print_results
+from moonpool.arguments import Command
+from moonpool.benchmarks.command_line import (
+    add_case_arguments,
+    add_engine_arguments,
+    add_json_argument,
+    print_results,
+)
 from moonpool.errors import EXIT_OK
 from moonpool.machine import machine_context
 from moonpool.measurement import Measurement, measurement
@@ -25,7 +30,6 @@ if TYPE_CHECKING:
     from moonpool.benchmarks.engine_under_test import EngineUnderTest
 
 NAME = "engine"
-THREADS_MAX = 1024
 REPEATS_MAX = 10_000
 WARM_STEPS = 2
 """Decode steps before each timed stretch: what the reading of the bandwidth threw out of the caches."""
@@ -78,15 +82,7 @@ class Sample:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_json_argument(parser)
-    parser.add_argument("--model", default="smollm2", help="smollm2 (default), tiny, or a model's folder")
-    parser.add_argument(
-        "--threads",
-        type=whole_number(1, THREADS_MAX),
-        default=2,
-        metavar="N",
-        help="threads the engine computes with (default 2)",
-    )
-    parser.add_argument("--backend", choices=("torch", "native"), help="default: what a worker would take")
+    add_engine_arguments(parser)
     add_case_arguments(parser, [case.name for case in CASES], REPEATS_MAX)
 
 

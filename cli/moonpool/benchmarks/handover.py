@@ -8,14 +8,18 @@ code; decode is another process of this host with blocks that were granted.
 import argparse
 import asyncio
 import random
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from moonpool.arguments import Command, whole_number
-from moonpool.benchmarks.command_line import add_case_arguments, add_json_argument, print_results
-from moonpool.benchmarks.engine import THREADS_MAX
+from moonpool.arguments import Command
+from moonpool.benchmarks.command_line import (
+    add_case_arguments,
+    add_engine_arguments,
+    add_json_argument,
+    print_results,
+    say,
+)
 from moonpool.benchmarks.transfer import TRANSPORTS
 from moonpool.errors import EXIT_OK, CommandError
 from moonpool.machine import machine_context
@@ -48,15 +52,7 @@ Round = Mapping["Mode", "Run"]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_json_argument(parser)
-    parser.add_argument("--model", default="smollm2", help="smollm2 (default), tiny, or a model's folder")
-    parser.add_argument(
-        "--threads",
-        type=whole_number(1, THREADS_MAX),
-        default=2,
-        metavar="N",
-        help="threads the engine computes with (default 2)",
-    )
-    parser.add_argument("--backend", choices=("torch", "native"), help="default: what a worker would take")
+    add_engine_arguments(parser)
     parser.add_argument(
         "--transport", choices=TRANSPORTS, help="default: the one that two workers of this host would take"
     )
@@ -96,7 +92,7 @@ async def measure(
     from kvtransfer import TransferError, TransportUnavailable
     from moonpool.benchmarks.handover_under_test import HandoverUnderTest, WrongBytes
 
-    folder = resolve_model(model, moonpool_home(), _say)
+    folder = resolve_model(model, moonpool_home(), say)
     tokens_max = max(case.tokens for case in cases)
     context_tokens_max = ModelConfig.load(folder).context_tokens_max
     if tokens_max > context_tokens_max:
@@ -147,7 +143,7 @@ async def _rounds(tested: "HandoverUnderTest", case: Case, repeats: int) -> list
         rounds.append(
             {mode: await tested.run(prompt(case.tokens), mode) for mode in modes[start:] + modes[:start]}
         )
-        _say(f"{case.name}: round {number}")
+        say(f"{case.name}: round {number}")
     return rounds
 
 
@@ -172,10 +168,6 @@ def summarise(case: Case, rounds: Sequence[Round], context: Mapping[str, object]
         for metric, values in samples.items():
             results.append(measurement(NAME, f"{case.name}/{mode}", metric, "ms", values, about))
     return results
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 COMMAND = Command(

@@ -7,14 +7,13 @@ between two processes. Every share is taken within a round.
 
 import argparse
 import asyncio
-import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from moonpool.arguments import Command
-from moonpool.benchmarks.command_line import add_case_arguments, add_json_argument, print_results
+from moonpool.benchmarks.command_line import add_case_arguments, add_json_argument, print_results, say
 from moonpool.benchmarks.transfer_plan import DEPTH, MEMORY_BYTES, ROWS, Direction, Row, Sample, percentile
 from moonpool.errors import EXIT_OK, CommandError
 from moonpool.machine import machine_context
@@ -104,13 +103,13 @@ async def measure(
                 )
             except TransportUnavailable as error:
                 unavailable[transport] = str(error)
-                _say(f"not measured: {error}")
+                say(f"not measured: {error}")
         if not callers:
             raise CommandError("this machine has none of the transports asked for")
         ceilings = stack.enter_context(Ceilings(memory_bytes))
         results = [_available(transport, unavailable.get(transport)) for transport in transports]
         for row in rows:
-            _say(row.name)
+            say(row.name)
             try:
                 rounds = await _rounds(row, callers, ceilings, repeats)
             except (WrongTransfer, TransferError) as error:
@@ -279,10 +278,6 @@ def _short(value: float) -> str:
 
 def _spread(result: Measurement) -> str:
     return f"{result.value:.2f} ({result.min:.2f}–{result.max:.2f})"
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 COMMAND = Command(
