@@ -16,6 +16,8 @@ from kvtransfer.limits import RANGES_MAX, REGION_BYTES_MAX
 Ranges = npt.NDArray[np.int64]
 """[n, 2]: (offset, length) in bytes within one region. Their order is the order of the bytes."""
 
+Offsets = npt.NDArray[np.int64]
+
 FEW_RANGES = 16
 """Up to so many are worked on as Python's integers: a call of numpy costs more than a few of them."""
 
@@ -159,6 +161,14 @@ def _joined(ranges: Ranges) -> Ranges:
     firsts = np.concatenate(([True], apart))
     lasts = np.concatenate((apart, [True]))
     return np.stack((starts[firsts], ends[lasts] - starts[firsts]), axis=1)
+
+
+def offsets_at(ranges: Ranges, ends: Offsets, numbers: Offsets) -> Offsets:
+    """The offsets in the region of the bytes with these `numbers`, counted in the ranges' order; `ends` are
+    the running sums of their lengths."""
+    at = np.searchsorted(ends, numbers, side="right")
+    offsets: Offsets = ranges[at, 0] + numbers - (ends[at] - ranges[at, 1])
+    return offsets
 
 
 class Cursor:

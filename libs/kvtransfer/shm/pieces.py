@@ -10,7 +10,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from kvtransfer.memory import Ranges
+from kvtransfer.memory import Ranges, offsets_at
 
 Piece = Sequence[int]
 """Address to copy to, address to copy from, count in bytes (> 0)."""
@@ -126,21 +126,12 @@ def _walked(target: Ranges, target_base: int, source: Ranges, source_base: int) 
     begins = np.concatenate((np.zeros(1, np.int64), ends[:-1]))
     return np.stack(
         (
-            _addresses(target, target_ends, begins) + target_base,
-            _addresses(source, source_ends, begins) + source_base,
+            offsets_at(target, target_ends, begins) + target_base,
+            offsets_at(source, source_ends, begins) + source_base,
             ends - begins,
         ),
         axis=1,
     )
-
-
-def _addresses(
-    ranges: Ranges, ends: npt.NDArray[np.int64], begins: npt.NDArray[np.int64]
-) -> npt.NDArray[np.int64]:
-    """Where in `ranges` the bytes numbered `begins` are; `ends` are the sums of the ranges' lengths."""
-    at = np.searchsorted(ends, begins, side="right")
-    addresses: npt.NDArray[np.int64] = ranges[at, 0] + (begins - (ends[at] - ranges[at, 1]))
-    return addresses
 
 
 def _split(table: _Table, piece_max: int) -> _Table:
