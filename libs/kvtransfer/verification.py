@@ -1,6 +1,7 @@
 """Digests of what ranges hold, so that the two ends of a transfer can be compared."""
 
 import asyncio
+import logging
 import threading
 from collections.abc import Callable
 
@@ -16,6 +17,8 @@ INLINE_BYTES_MAX = 256 << 10
 
 PIECE_BYTES_MAX = 8 << 20
 """Hashed between two looks at whether the digest is still wanted: about a millisecond."""
+
+_log = logging.getLogger(__name__)
 
 
 async def digest(view: memoryview, ranges: Ranges) -> bytes:
@@ -47,7 +50,7 @@ class GrantedDigests:
         if cursor.remaining <= INLINE_BYTES_MAX:
             then(_digest(cursor, _never))
             return
-        task = asyncio.create_task(_digest_then(cursor, grant, then))
+        task = asyncio.create_task(_digest_then(grant, ranges, then))
         self._running[task] = grant
         task.add_done_callback(lambda done: self._running.pop(done, None))
 
@@ -63,8 +66,17 @@ class GrantedDigests:
             await asyncio.wait(list(self._running))
 
 
-async def _digest_then(cursor: Cursor, grant: Grant, then: Callable[[bytes], None]) -> None:
-    then(await asyncio.to_thread(_digest, cursor, lambda: grant.revoked))
+async def _digest_then(grant: Grant, ranges: Ranges, then: Callable[[bytes], None]) -> None:
+    def is_unwanted() -> bool:
+        return grant.revoked
+
+    try:
+        found = await asyncio.to_thread(_digest, Cursor(grant.region.view, ranges), is_unwanted)
+    except RuntimeError as error:
+        # The system gives no thread. Who waits for the digest would wait for good, and a revoke for it.
+        _log.warning("a digest keeps the event loop: %s", error)
+        found = _digest(Cursor(grant.region.view, ranges), is_unwanted)
+    then(found)
 
 
 def _digest(cursor: Cursor, is_unwanted: Callable[[], bool]) -> bytes:

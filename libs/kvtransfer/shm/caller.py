@@ -276,8 +276,8 @@ class CallerLink:
 
     async def _in_thread(self, copy: Copy) -> None:
         """Returns when the copy ended. Cancelled, that is after the present chunk."""
-        if not self._resources.threads.room:
-            raise BusyError("too many copies wait for a thread")
+        if not self._resources.threads.ready():
+            raise BusyError("no thread is free for another copy")
         ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._copies.add(copy)
         self._resources.threads.start(copy, lambda: ended.set_result(None), self._progressed)

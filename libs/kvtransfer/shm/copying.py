@@ -192,19 +192,26 @@ class CopyThreads:
         self._idle: asyncio.Future[None] | None = None
         self._closed = False
 
-    @property
-    def room(self) -> bool:
-        return len(self._running) < JOBS_MAX and not self._closed
+    def ready(self) -> bool:
+        """Whether a copy may start. Begins a thread for it, unless the system gives none: what runs goes on
+        with those that there are."""
+        if self._closed or len(self._running) >= JOBS_MAX:
+            return False
+        if len(self._threads) < min(self._threads_max, len(self._running) + 1):
+            thread = threading.Thread(target=self._work, name="kvtransfer-copy", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as error:
+                _log.warning("no thread for copies: %s", error)
+            else:
+                self._threads.append(thread)
+        return bool(self._threads)
 
     def start(
         self, copy: Copy, on_end: Callable[[], None], on_progress: Callable[[], None] | None = None
     ) -> None:
-        """`on_end` is called once, after the last touch of either memory. Ask `room` before."""
-        assert self.room
-        if len(self._threads) < min(self._threads_max, len(self._running) + 1):
-            thread = threading.Thread(target=self._work, name="kvtransfer-copy", daemon=True)
-            self._threads.append(thread)
-            thread.start()
+        """`on_end` is called once, after the last touch of either memory. Right after `ready` said True."""
+        assert self._threads and not self._closed
         self._running.add(copy)
         copy.on_end, copy.on_progress = on_end, on_progress
         copy.queued = True

@@ -149,7 +149,7 @@ class OwnerSession:
 
     def _on_put(self, request: int, wanted: PutFrame) -> None:
         served_max = self._context.limits.transfers_served_max
-        if len(self._puts) >= served_max or not self._resources.threads.room:
+        if len(self._puts) >= served_max:
             self._refuse(request, ErrorCode.BUSY, f"transfers_served_max of {served_max} is reached")
             return
         asked = wanted.request
@@ -163,12 +163,15 @@ class OwnerSession:
             self._done(put)
             return
         put.copy = self._copy(put)
-        self._puts[request] = put
         if self._resources.runs_inline(asked.payload_bytes):
+            self._puts[request] = put
             put.copy.run()
             self._copied(put)
-        else:
+        elif self._resources.threads.ready():
+            self._puts[request] = put
             self._resources.threads.start(put.copy, lambda: self._copied(put), lambda: self._progressed(put))
+        else:
+            self._refuse(request, ErrorCode.BUSY, "no thread is free for another copy")
 
     def _copy(self, put: _Put) -> Copy:
         """The copy that the PUT asks for, with its source checked."""

@@ -274,6 +274,7 @@ async def threads():
 
 async def started(threads: CopyThreads, copy: Copy) -> asyncio.Future[None]:
     ended = asyncio.get_running_loop().create_future()
+    assert threads.ready()
     threads.start(copy, lambda: ended.set_result(None))
     return ended
 
@@ -318,6 +319,7 @@ async def test_copies_take_turns(scene, threads, monkeypatch):
     long, short = scene.copy(), scene.copy(total=CHUNK)
     long_ended = await started(threads, long)
     seen = asyncio.get_running_loop().create_future()
+    assert threads.ready()
     threads.start(short, lambda: seen.set_result(long_ended.done()))
     gate.open()
     assert await seen is False
@@ -330,6 +332,7 @@ async def test_progress_is_told_while_it_goes(scene, threads, monkeypatch):
     monkeypatch.setattr(copying, "PROGRESS_S", 0.0)
     copy, told = scene.copy(), []
     ended = asyncio.get_running_loop().create_future()
+    assert threads.ready()
     threads.start(copy, lambda: ended.set_result(None), lambda: told.append(copy.copied_bytes))
     await ended
     assert told
@@ -349,7 +352,26 @@ async def test_closing_stops_what_runs_and_ends_the_threads(scene, monkeypatch):
     assert all(future.done() for future in ended)
     assert {copy.outcome for copy in copies} == {Outcome.STOPPED}
     assert copy_threads() == 0
-    assert not threads.room
+    assert not threads.ready()
+
+
+async def test_a_system_that_gives_no_thread(scene, monkeypatch):
+    threads = CopyThreads(2)
+
+    def refused(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refused)
+    assert not threads.ready()
+    monkeypatch.undo()
+    await (await started(threads, scene.copy()))
+    monkeypatch.setattr(threading.Thread, "start", refused)
+    gate = Gate(monkeypatch)
+    copies = [scene.copy() for _ in range(3)]
+    ended = [await started(threads, copy) for copy in copies]
+    gate.open()
+    await asyncio.gather(*ended)
+    await threads.close()
 
 
 async def test_a_defect_in_a_thread_ends_that_copy_only(scene, threads, monkeypatch):

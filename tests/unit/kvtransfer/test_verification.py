@@ -2,6 +2,7 @@
 
 import asyncio
 import mmap
+import threading
 
 import numpy as np
 import pytest
@@ -41,6 +42,24 @@ async def test_a_cancelled_digest_has_let_go_of_the_memory() -> None:
         await task
     view.release()
     memory.close()  # BufferError if anything still reads it
+
+
+async def test_a_system_that_gives_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A write that waits for its digest would hold up the revoke of its grant for good."""
+
+    def refused(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refused)
+    memory = bytearray(range(251)) * (SIZE // 251 + 1)
+    grant = GrantTable(1).issue(Region(1, memory), [(0, SIZE)], "peer", 1, Access.WRITE)
+    found: list[bytes] = []
+    running = GrantedDigests()
+    running.start(grant, checked_ranges([(0, SIZE)], SIZE, "ranges"), found.append)
+    await running.quiesce(grant)
+    monkeypatch.undo()
+    assert found == [xxhash.xxh3_128_digest(memory[:SIZE])]
+    await running.close()
 
 
 async def test_a_revoked_grant_is_not_read_to_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
