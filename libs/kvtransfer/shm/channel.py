@@ -170,10 +170,14 @@ class Channel:
         return at
 
     def _keep_descriptors(self, ancillary: list[tuple[int, int, bytes]], flags: int) -> None:
+        came = 0
         for level, kind, data in ancillary:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                 whole = data[: len(data) // _DESCRIPTOR_BYTES * _DESCRIPTOR_BYTES]
                 self._descriptors.extend(array.array("i", whole))
+                came += len(whole) // _DESCRIPTOR_BYTES
+        if flags & _CUT and came < DESCRIPTORS_WAITING_MAX:
+            raise PeerLostError(f"a descriptor of {self.peer} was lost: this process may open no more files")
         if flags & _CUT or len(self._descriptors) > DESCRIPTORS_WAITING_MAX:
             raise FrameError(f"more than {DESCRIPTORS_WAITING_MAX} descriptors that belong to no frame")
 

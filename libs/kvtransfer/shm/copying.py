@@ -211,7 +211,7 @@ class CopyThreads:
         self, copy: Copy, on_end: Callable[[], None], on_progress: Callable[[], None] | None = None
     ) -> None:
         """`on_end` is called once, after the last touch of either memory. Right after `ready` said True."""
-        assert self._threads and not self._closed
+        assert self._threads
         self._running.add(copy)
         copy.on_end, copy.on_progress = on_end, on_progress
         copy.queued = True

@@ -4,6 +4,7 @@ import asyncio
 import ctypes
 import mmap
 import os
+import resource
 import socket
 import stat
 import threading
@@ -501,6 +502,23 @@ async def test_a_region_that_is_released_is_mapped_no_more(pair: Pair) -> None:
     await eventually(lambda: mappings() == before + 2)
     link.close()
     await eventually(lambda: mappings() == before)
+
+
+async def test_a_process_that_may_open_no_more_files(pair: Pair) -> None:
+    """Another transport may need none: the call is worth another try."""
+    near, far = pair
+    link = await near.dial(far)
+    grant = far.grant(WHOLE, "near")
+    await link.write(near.call([(0, 1)], grant, [(0, 1)]))
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+    try:
+        with pytest.raises(PeerLostError, match="no more files"):
+            await link.read(near.call(WHOLE, far.grant(WHOLE, "near", Access.READ), WHOLE))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    await (await near.dial(far)).read(near.call(WHOLE, far.grant(WHOLE, "near", Access.READ), WHOLE))
+    assert np.array_equal(near.memory, far.memory)
 
 
 async def test_many_links_leave_nothing_behind(pair: Pair) -> None:
