@@ -89,8 +89,9 @@ class ShmTransport:
     async def dial(self, address: Address, peer: str) -> CallerLink:
         where = _socket_address(address)
         context, resources = self._context, self._resources
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        sock: socket.socket | None = None
         try:
+            sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             _tune(sock)
             async with asyncio.timeout(context.limits.handshake_s_max):
                 await asyncio.get_running_loop().sock_connect(sock, where)
@@ -98,7 +99,8 @@ class ShmTransport:
                 await prove_as_caller(sock, context.name, peer, context.secret, link_id)
             link = CallerLink(sock, peer, context.limits, resources, self._links.discard)
         except BaseException as error:
-            sock.close()
+            if sock is not None:
+                sock.close()
             if isinstance(error, OSError):  # TimeoutError is one
                 raise PeerLostError(f"cannot reach {peer} at {where!r}: {error!r}") from error
             raise

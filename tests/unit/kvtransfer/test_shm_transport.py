@@ -515,6 +515,8 @@ async def test_a_process_that_may_open_no_more_files(pair: Pair) -> None:
     try:
         with pytest.raises(PeerLostError, match="no more files"):
             await link.read(near.call(WHOLE, far.grant(WHOLE, "near", Access.READ), WHOLE))
+        with pytest.raises(PeerLostError, match="open files"):
+            await near.dial(far)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     await (await near.dial(far)).read(near.call(WHOLE, far.grant(WHOLE, "near", Access.READ), WHOLE))
