@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import nats as nats_client
 import pytest
 from nats.aio.client import Client
-from tests.support.waiting import until
+from tests.support.eventually import eventually
 
 from cluster import subjects, wire
 from cluster.bus import Bus, Received
@@ -329,10 +329,10 @@ async def test_what_waits_is_bounded_and_the_loss_is_counted(world: World) -> No
     for number in range(50):
         await sender.publish(SUBJECT, cancel(number))
     await sender.flush(timeout_s=WAIT_S)
-    await until(lambda: world.dropped("b", "instance", "overflow") >= 40)
+    await eventually(lambda: world.dropped("b", "instance", "overflow") >= 40)
     gate.set()
     # One ran, at most one was held by the bus, pending_max waited.
-    await until(lambda: handled + world.dropped("b", "instance", "overflow") == 51)
+    await eventually(lambda: handled + world.dropped("b", "instance", "overflow") == 51)
     assert 6 <= handled <= 7
     await subscription.unsubscribe()
 
@@ -519,7 +519,7 @@ async def test_an_outage_is_survived(outage: Outage) -> None:
         await asker.flush(timeout_s=WAIT_S)
     await outage.end()
     assert await asyncio.wait_for(states.get(), WAIT_S) is True
-    await until(lambda: answerer.connected)
+    await eventually(lambda: answerer.connected)
     assert await asker.request(SUBJECT, cancel(), timeout_s=WAIT_S) == accepted()
     await asker.publish(subjects.stream(InstanceId("b")), StreamBatch())
     assert [message.body for message in await collector.take(1)] == [StreamBatch()]
@@ -528,7 +528,7 @@ async def test_an_outage_is_survived(outage: Outage) -> None:
 async def test_what_is_published_in_an_outage_waits_up_to_a_bound(outage: Outage) -> None:
     bus = await outage.world.connect("a")
     await outage.begin()
-    await until(lambda: not bus.connected)
+    await eventually(lambda: not bus.connected)
     body = InventoryChunk(1, 0, 1, Tier.DRAM, bytes(700_000), b"")
     for _ in range(8):
         await bus.publish(SUBJECT, body)
@@ -542,7 +542,7 @@ async def test_buffered_messages_arrive_after_the_outage(outage: Outage) -> None
     collector = Collector()
     await subscribed(bus, SUBJECT, collector, concurrency_max=1)
     await outage.begin()
-    await until(lambda: not bus.connected)
+    await eventually(lambda: not bus.connected)
     for number in range(3):
         await bus.publish(SUBJECT, cancel(number))
     await outage.end()
@@ -584,7 +584,7 @@ async def test_a_client_that_cannot_take_over_is_not_the_last(own_nats: ServerPr
     await connection.open(WAIT_S)
     try:
         await thrown_out(connection)
-        await until(lambda: len(clients) == 3 and connection.connected)
+        await eventually(lambda: len(clients) == 3 and connection.connected)
         await connection.flush(WAIT_S)
     finally:
         await connection.close()
@@ -598,17 +598,19 @@ async def test_a_client_that_was_lost_as_it_took_over_does_not_live_on(own_nats:
         clients.append(client)
         if len(clients) == 2:
             await asyncio.to_thread(own_nats.kill)
-            await until(lambda: not client.is_connected)
+            await eventually(lambda: not client.is_connected)
 
     connection = NatsConnection([own_nats.url], "a", ServiceMetrics(), Logger(Level.ERROR), equip)
     await connection.open(WAIT_S)
     try:
         await thrown_out(connection)
-        await until(lambda: not own_nats.alive)
+        await eventually(lambda: not own_nats.alive)
         await asyncio.to_thread(own_nats.start)
         # Either it comes back itself before the next one is made, or the next one takes over.
-        await until(lambda: connection.connected and connection.client.is_connected)
-        await until(lambda: all(client.is_closed for client in clients if client is not connection.client))
+        await eventually(lambda: connection.connected and connection.client.is_connected)
+        await eventually(
+            lambda: all(client.is_closed for client in clients if client is not connection.client)
+        )
         assert [client for client in clients if client.is_connected] == [connection.client]
     finally:
         await connection.close()
@@ -620,9 +622,9 @@ async def test_a_server_that_ends_in_order_is_found_again(own_nats: ServerProces
         collector = Collector()
         await subscribed(bus, SUBJECT, collector)
         await asyncio.to_thread(own_nats.stop)
-        await until(lambda: not bus.connected)
+        await eventually(lambda: not bus.connected)
         await asyncio.to_thread(own_nats.start)
-        await until(lambda: bus.connected)
+        await eventually(lambda: bus.connected)
         await bus.publish(SUBJECT, cancel())
         assert [message.body for message in await collector.take(1)] == [cancel()]
 

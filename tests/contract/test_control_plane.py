@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 
 import pytest
-from tests.support.waiting import until
+from tests.support.eventually import eventually
 
 from cluster import etcd_control
 from cluster.control import ControlPlane, Deleted, Listing, Put, WatchEvent
@@ -391,7 +391,7 @@ async def test_a_watcher_that_falls_behind_gets_a_new_listing(
         assert await following(events) == Listing({})
         await asyncio.to_thread(_fill, etcd, world.prefix, 1000)
         restarts = watcher.metrics.registry
-        await until(lambda: bool(restarts.get_sample_value("moonpool_control_watch_restarts_total")))
+        await eventually(lambda: bool(restarts.get_sample_value("moonpool_control_watch_restarts_total")))
         seen: set[str] = set()
         listings = 0
         async with asyncio.timeout(WAIT_S):

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Iterator
 
 import pytest
+from tests.support.eventually import eventually
 from tests.support.netns import Cut, HostPair, host_pair, tcp_counter
 from tests.support.transfer_peer import PeerProcess
 from tests.support.two_hosts import (
@@ -18,7 +19,6 @@ from tests.support.two_hosts import (
     peer_on,
     token_of,
 )
-from tests.support.waiting import until
 
 pytestmark = pytest.mark.contract
 
@@ -41,7 +41,7 @@ async def cut(hosts: HostPair, kind: Cut, sender: PeerProcess) -> None:
     """Cut the link; returns when the sender's kernel waited in vain for an acknowledgement."""
     before = tcp_counter(sender.pid, "TCPTimeouts")
     hosts.cut(kind)
-    await until(lambda: tcp_counter(sender.pid, "TCPTimeouts") > before)
+    await eventually(lambda: tcp_counter(sender.pid, "TCPTimeouts") > before)
 
 
 @pytest.mark.parametrize("do", ["write", "read"])
@@ -84,8 +84,8 @@ async def test_what_a_cut_stopped_for_good_never_lands_in_memory_given_away(
     hosts.unshape()
     hosts.restore(kind)
     # What the sender's kernel still had of the old connection arrives now; then that connection ends.
-    await until(lambda: tcp_counter(target.pid, "InSegs") > received, RECOVERY_S_MAX)
-    await until(lambda: tcp_counter(owner.pid, "CurrEstab") == 0, RECOVERY_S_MAX)
+    await eventually(lambda: tcp_counter(target.pid, "InSegs") > received, RECOVERY_S_MAX)
+    await eventually(lambda: tcp_counter(owner.pid, "CurrEstab") == 0, RECOVERY_S_MAX)
     assert await count(target, 255) == TOTAL
     again = await token_of(owner, access=do)
     assert (await call(do, caller, owner, again))["bytes"] == TOTAL
@@ -112,7 +112,7 @@ async def test_a_retry_need_not_wait_for_what_the_cut_left_in_the_kernel(
         answer = await call("write", caller, owner, token)
         assert answer == {"bytes": TOTAL, "transport": "tcp"}
         # What the caller closed is closed at the owner too.
-        await until(lambda: tcp_counter(caller.pid, "CurrEstab") == tcp_counter(owner.pid, "CurrEstab"))
+        await eventually(lambda: tcp_counter(caller.pid, "CurrEstab") == tcp_counter(owner.pid, "CurrEstab"))
         assert await count(owner, 7) == TOTAL
 
 

@@ -4,9 +4,9 @@ import asyncio
 import time
 
 import pytest
+from tests.support.eventually import eventually
 from tests.support.netns import Cut, host_pair, tcp_counter
 from tests.support.two_hosts import SLOW_MEGABITS_PER_S, TOTAL, begun, peer_on
-from tests.support.waiting import until
 
 pytestmark = pytest.mark.integration
 
@@ -32,6 +32,6 @@ async def test_both_sides_give_up_a_host_that_is_silent() -> None:
             for answer in await asyncio.gather(writing, reading):
                 assert (answer["error"], answer["retryable"]) == ("PeerLostError", True)
             # The owners keep no session for a host that is gone.
-            await until(lambda: tcp_counter(written.pid, "CurrEstab") == 0, NOTICED_S_MAX)
+            await eventually(lambda: tcp_counter(written.pid, "CurrEstab") == 0, NOTICED_S_MAX)
             assert time.monotonic() - silent_since_s < NOTICED_S_MAX
             assert (await written.ask("written", token=token))["bytes"] < TOTAL

@@ -1,4 +1,4 @@
-"""Waiting in tests for what other tasks of the loop will do."""
+"""Waiting in tests for states that announce themselves by no event."""
 
 import asyncio
 from collections.abc import Callable
@@ -16,8 +16,8 @@ class Clock:
         return self.now_s
 
 
-async def eventually(condition: Callable[[], object]) -> None:
-    """Return as soon as `condition()` is true; TimeoutError after WAIT_S_MAX."""
-    async with asyncio.timeout(WAIT_S_MAX):
+async def eventually(condition: Callable[[], object], timeout_s: float = WAIT_S_MAX) -> None:
+    """Return as soon as `condition()` is true; TimeoutError after `timeout_s`."""
+    async with asyncio.timeout(timeout_s):
         while not condition():  # noqa: ASYNC110  # what it waits for is another room's state, without an event
             await asyncio.sleep(0.001)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tests.support.waiting import until
+from tests.support.eventually import eventually
 
 from kvtransfer import Access, Endpoint, Grant, Limits, TransferError, TransportKind, checksum
 from kvtransfer.shared_buffer import SharedBuffer
@@ -146,7 +146,7 @@ class _Served:
             case "written":
                 return {"bytes": self._endpoint.written_bytes(self._grants[command["token"]])}
             case "landing":
-                await until(lambda: self._landed(command) > command["more_than_bytes"], ANSWER_S_MAX)
+                await eventually(lambda: self._landed(command) > command["more_than_bytes"], ANSWER_S_MAX)
                 return {"bytes": self._landed(command)}
             case "cancel":
                 self._calls[command["call"]].cancel()

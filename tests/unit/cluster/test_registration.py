@@ -2,8 +2,8 @@ import asyncio
 from dataclasses import replace
 
 import pytest
+from tests.support.eventually import eventually
 from tests.support.records import worker
-from tests.support.waiting import until
 
 from cluster import keys
 from cluster.logs import Level, Logger
@@ -31,13 +31,13 @@ async def test_a_process_that_was_away_takes_its_name_back_only_from_an_older_on
         RECORD, control, ServiceMetrics(), Logger(Level.ERROR), ttl_s=0.1, on_taken=taken.set
     )
     registration.start()
-    await until(lambda: registration.registered)
+    await eventually(lambda: registration.registered)
     control.cut()
     store.expire_leases()
     store.put(KEY, encode_record(replace(RECORD, incarnation=other)), None)
     control.restore()
     if left == RECORD.incarnation:
-        await until(lambda: store.entries[KEY] == encode_record(RECORD))
+        await eventually(lambda: store.entries[KEY] == encode_record(RECORD))
     else:
         await asyncio.wait_for(taken.wait(), WAIT_S)
     assert taken.is_set() is (left != RECORD.incarnation)
@@ -51,8 +51,8 @@ async def test_a_record_that_nobody_can_read_is_replaced() -> None:
         RECORD, store.control(), ServiceMetrics(), Logger(Level.ERROR), ttl_s=0.1, on_taken=lambda: None
     )
     registration.start()
-    await until(lambda: registration.registered)
+    await eventually(lambda: registration.registered)
     store.expire_leases()
     store.put(KEY, b"nonsense", None)
-    await until(lambda: store.entries[KEY] == encode_record(RECORD))
+    await eventually(lambda: store.entries[KEY] == encode_record(RECORD))
     await registration.close()

@@ -5,8 +5,8 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
 
 import pytest
+from tests.support.eventually import eventually
 from tests.support.records import MODEL_INFO
-from tests.support.waiting import until
 
 from cluster import keys
 from cluster.errors import DeadlineError
@@ -44,7 +44,7 @@ class World:
         self.store.delete(keys.instance(InstanceId(name)))
 
     async def told(self, count: int) -> list[RegistryEvent]:
-        await until(lambda: len(self.events) >= count)
+        await eventually(lambda: len(self.events) >= count)
         return self.events
 
 
@@ -112,7 +112,7 @@ async def test_an_outage_makes_nobody_disappear(world: World) -> None:
     await asyncio.sleep(GRACE_S / 4)
     assert world.registry.instances.keys() == {"early", "a"}
     world.put(record("a"))
-    await until(lambda: world.registry.instances.keys() == {"a"})
+    await eventually(lambda: world.registry.instances.keys() == {"a"})
     assert world.events[2:] == [Removed(record("early", roles=(Role.PREFILL, Role.DECODE)))]
 
 
@@ -134,7 +134,7 @@ async def test_a_grace_that_runs_is_not_started_again(world: World) -> None:
         world.control.restore()
         await asyncio.sleep(GRACE_S / 4)
         world.control.cut()
-    await until(lambda: not world.registry.instances)
+    await eventually(lambda: not world.registry.instances)
     assert loop.time() - started_s < 5 * GRACE_S
 
 
@@ -169,5 +169,5 @@ async def test_a_callback_that_breaks_stops_no_other(world: World) -> None:
     world.registry.on_change(seen.append)
     world.put(record("a"))
     world.put(replace(record("b"), blocks=3))
-    await until(lambda: len(seen) == 2)
+    await eventually(lambda: len(seen) == 2)
     assert world.registry.instances[InstanceId("b")].blocks == 3

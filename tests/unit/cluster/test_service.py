@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 
 import aiohttp
 import pytest
+from tests.support.eventually import eventually
 from tests.support.service import EchoApp
-from tests.support.waiting import until
 
 from cluster import keys, subjects
 from cluster.bus import Bus, Received
@@ -134,7 +134,7 @@ async def test_it_is_registered_only_once_it_is_ready(cluster: Cluster) -> None:
         return apps[0]
 
     cluster.launch(build=build)
-    await until(lambda: bool(apps) and apps[0].steps == ["start"])
+    await eventually(lambda: bool(apps) and apps[0].steps == ["start"])
     record = apps[0].context.record()
     assert (await get(record, "/live"))[0] == 200
     status, health = await get(record, "/ready")
@@ -277,7 +277,7 @@ async def test_a_stop_while_starting_needs_no_drain(cluster: Cluster) -> None:
         return apps[0]
 
     cluster.launch(build=build)
-    await until(lambda: bool(apps) and apps[0].steps == ["start"])
+    await eventually(lambda: bool(apps) and apps[0].steps == ["start"])
     assert await cluster.end() == 0
     assert apps[0].steps == ["start", "close"]
     assert keys.instance(NAME) not in cluster.store.entries
@@ -295,7 +295,7 @@ async def test_a_stop_while_the_registry_is_awaited_ends_it(cluster: Cluster) ->
     running = asyncio.create_task(
         serve(config, (Role.PREFILL,), cluster.build, cluster.stop, connect=connect)
     )
-    await until(lambda: cluster.control is not None)
+    await eventually(lambda: cluster.control is not None)
     cluster.stop.ask()
     assert await asyncio.wait_for(running, WAIT_S) == 0
     assert cluster.app is None
@@ -351,7 +351,7 @@ async def test_an_outage_of_the_control_plane_stops_nothing(cluster: Cluster) ->
     assert cluster.control is not None
     cluster.control.cut()
     # Longer than the lease: it ends without us knowing.
-    await until(lambda: keys.instance(NAME) not in cluster.store.entries)
+    await eventually(lambda: keys.instance(NAME) not in cluster.store.entries)
     status, health = await get(record, "/ready")
     assert (status, health["control_connected"]) == (200, False)
     peer = cluster.broker.bus("peer")
@@ -407,7 +407,7 @@ async def test_a_registration_that_fails_at_first_is_tried_again(cluster: Cluste
         return app
 
     cluster.launch(build=build)
-    await until(lambda: cluster.app is not None and cluster.app.steps == ["start"])
+    await eventually(lambda: cluster.app is not None and cluster.app.steps == ["start"])
     assert cluster.app is not None
     assert cluster.control is not None
     await reason_of(cluster.app.context.record(), "not registered")
@@ -423,6 +423,6 @@ async def test_a_name_that_cannot_be_in_a_subject_is_refused(cluster: Cluster, n
 
 async def test_a_name_is_made_up_from_the_role(cluster: Cluster) -> None:
     cluster.launch(replace(CONFIG, instance=""))
-    await until(lambda: cluster.app is not None)
+    await eventually(lambda: cluster.app is not None)
     assert cluster.app is not None
     assert re.fullmatch(r"prefill-[0-9a-f]{8}", cluster.app.context.instance)
