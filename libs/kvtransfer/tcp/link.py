@@ -7,6 +7,7 @@ it.
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
+from copy import copy
 from dataclasses import replace
 from functools import partial
 
@@ -106,18 +107,12 @@ class TcpLink:
                 for stream, part in zip(streams, parts, strict=False):
                     tasks.create_task(one(stream, part))
         except ExceptionGroup as group:
-            error = _first(group)
+            error = copy(group.exceptions[0])  # calls that fail with one stream share its error
             if isinstance(error, TransferError):
                 error.landed = tuple(sorted(landed))
+                error.settled = error.settled and len(parts) == 1
             raise error from None
 
     def _lost(self, error: TransferError) -> None:
         for stream in self._streams:
             stream.close(error)
-
-
-def _first(group: ExceptionGroup[Exception]) -> Exception:
-    error: Exception = group
-    while isinstance(error, ExceptionGroup):
-        error = error.exceptions[0]
-    return error
