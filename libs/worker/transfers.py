@@ -32,11 +32,14 @@ def transfer_endpoint(name: str, config: WorkerConfig) -> Endpoint:
 
 
 async def start_endpoint(endpoint: Endpoint, log: Logger) -> None:
-    """Raises ConfigError if this machine has none of the transports, OSError if an address is taken."""
+    """Raises ConfigError if this machine has none of the transports, or for a setting that a transport
+    cannot use; OSError if an address is taken."""
     try:
         await endpoint.start()
     except TransportUnavailable as error:
         raise ConfigError(f"transfer_transports: {error}") from error
+    except ValueError as error:  # names the setting
+        raise ConfigError(str(error)) from error
     for kind, reason in endpoint.unavailable.items():
         log.info("transport left out", transport=kind, reason=reason)
 

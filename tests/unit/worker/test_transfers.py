@@ -42,6 +42,14 @@ async def test_a_machine_that_has_none_of_the_transports() -> None:
         await start_endpoint(transfer_endpoint("w", config), Logger(Level.ERROR))
 
 
+async def test_a_setting_that_a_transport_cannot_use_is_named(tmp_path: Path) -> None:
+    folder = tmp_path / ("long" * 30)
+    folder.mkdir()
+    config = replace(CONFIG, transfer_transports=("shm",), shm_folder=str(folder))
+    with pytest.raises(ConfigError, match="shm_folder: .* has over"):
+        await start_endpoint(transfer_endpoint("w", config), Logger(Level.ERROR))
+
+
 async def test_the_endpoint_has_what_the_settings_say(tmp_path: Path) -> None:
     config = replace(CONFIG, transfer_transports=("tcp", "shm"), shm_folder=str(tmp_path))
     endpoint = transfer_endpoint("w", config)
