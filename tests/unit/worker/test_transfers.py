@@ -46,7 +46,7 @@ async def test_a_setting_that_a_transport_cannot_use_is_named(tmp_path: Path) ->
     folder = tmp_path / ("long" * 30)
     folder.mkdir()
     config = replace(CONFIG, transfer_transports=("shm",), shm_folder=str(folder))
-    with pytest.raises(ConfigError, match="shm_folder: .* has over"):
+    with pytest.raises(ConfigError, match=r"shm_folder: .* has over"):
         await start_endpoint(transfer_endpoint("w", config), Logger(Level.ERROR))
 
 
