@@ -12,7 +12,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from kvtransfer.errors import ArrivalError, FrameError, GrantError, PeerLostError, TransferError
+from kvtransfer.errors import (
+    ArrivalError,
+    FrameError,
+    GrantError,
+    PeerLostError,
+    TransferError,
+    TransportUnfit,
+)
 from kvtransfer.grants import Access, Grant
 from kvtransfer.kinds import TransportKind
 from kvtransfer.memory import Ranges, Region
@@ -26,7 +33,7 @@ from kvtransfer.shm.resources import Resources
 from kvtransfer.shm.system import PeerProcess
 from kvtransfer.stream import frames
 from kvtransfer.stream.frames import ErrorCode, Header, Kind
-from kvtransfer.stream.granted import check_request
+from kvtransfer.stream.granted import check_has_view, check_request
 from kvtransfer.transport import TransportContext
 
 OWNER_ACCEPTS = frames.accepts(
@@ -66,6 +73,7 @@ class OwnerSession:
         self,
         sock: socket.socket,
         peer: str,
+        link_id: bytes,
         context: TransportContext,
         resources: Resources,
         on_closed: "Callable[[OwnerSession], None]",
@@ -74,6 +82,7 @@ class OwnerSession:
         """`on_closed` is called when the connection is closed, `on_drained` when, after that, nothing of it
         touches memory any more."""
         self.peer = peer
+        self.link_id = link_id
         self._context = context
         self._resources = resources
         self._tell_closed, self._tell_drained = on_closed, on_drained
@@ -155,8 +164,12 @@ class OwnerSession:
         asked = wanted.request
         try:
             grant, ranges = check_request(self._context.grants, self.peer, Access.WRITE, asked)
+            check_has_view(grant)
         except GrantError as error:
             self._refuse(request, ErrorCode.GRANT, str(error))
+            return
+        except TransportUnfit as error:
+            self._refuse(request, ErrorCode.UNFIT, str(error))
             return
         put = _Put(request, wanted, grant, ranges)
         if not asked.payload_bytes:
@@ -278,8 +291,12 @@ class OwnerSession:
     def _on_read(self, request: int, wanted: frames.TransferRequest) -> None:
         try:
             grant, ranges = check_request(self._context.grants, self.peer, Access.READ, wanted)
+            check_has_view(grant)
         except GrantError as error:
             self._refuse(request, ErrorCode.GRANT, str(error))
+            return
+        except TransportUnfit as error:
+            self._refuse(request, ErrorCode.UNFIT, str(error))
             return
         served_max = self._context.limits.transfers_served_max
         if not wanted.verify:

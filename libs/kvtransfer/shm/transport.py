@@ -45,7 +45,6 @@ class ShmTransport:
         self._resources_made: Resources | None = None
         self._listener: Listener | None = None
         self._sessions: dict[str, OwnerSession] = {}
-        self._link_ids: dict[str, bytes] = {}
         self._draining: set[OwnerSession] = set()
         self._drained: asyncio.Future[None] | None = None
         self._waiting: list[asyncio.Future[None]] = []
@@ -119,7 +118,8 @@ class ShmTransport:
         await self._resources.digests.quiesce(grant)
 
     async def end_sessions(self, peer: str, but: bytes) -> None:
-        if not self._link_ids.get(peer, but).startswith(but):
+        session = self._sessions.get(peer)
+        if session is not None and not session.link_id.startswith(but):
             self._end_session(peer)
         while any(session.peer == peer for session in self._draining):
             ended = asyncio.get_running_loop().create_future()
@@ -156,9 +156,12 @@ class ShmTransport:
 
     def welcome(self, sock: socket.socket, peer: str, link_id: bytes) -> None:
         self._end_session(peer)
-        session = OwnerSession(sock, peer, self._context, self._resources, self._on_closed, self._on_drained)
+        session = OwnerSession(
+            *(sock, peer, link_id, self._context, self._resources),
+            on_closed=self._on_closed,
+            on_drained=self._on_drained,
+        )
         self._sessions[peer] = session
-        self._link_ids[peer] = link_id
         self._start_if_alone(session)
 
     def _end_session(self, peer: str) -> None:
@@ -174,7 +177,6 @@ class ShmTransport:
     def _on_closed(self, session: OwnerSession) -> None:
         if self._sessions.get(session.peer) is session:
             del self._sessions[session.peer]
-            del self._link_ids[session.peer]
         self._draining.add(session)
 
     def _on_drained(self, session: OwnerSession) -> None:
