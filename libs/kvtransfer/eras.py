@@ -3,7 +3,8 @@
 A transport keeps its own order: a new link of a peer ends the peer's older one there. Across transports
 that order is the era's, which each link carries in its id, under the handshake's MAC. A caller that lost a
 link with a write on it, or that moves on from a write it gave up, begins a new era; before an owner welcomes
-the first link of an era, it ends what is left of the peer's earlier one on every transport.
+the first link of an era, it ends what is left of the peer's earlier one on every transport. The eras of one
+process are numbered, so that a dial which took its time is known for what it is however many came since.
 """
 
 import secrets
@@ -11,7 +12,9 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-ERA_BYTES = 8
+_PROCESS_BYTES = 5
+_NUMBER_BYTES = 3
+ERA_BYTES = _PROCESS_BYTES + _NUMBER_BYTES
 _LINK_BYTES = 8
 PEERS_MAX = 4096
 """Peers remembered, as caller and as owner. One that is forgotten begins a new era."""
@@ -24,6 +27,8 @@ class Eras:
     """The eras of one endpoint: its own, as the caller of each peer, and those of the peers that call it."""
 
     def __init__(self) -> None:
+        self._process = secrets.token_bytes(_PROCESS_BYTES)
+        self._number = 0
         self._own: OrderedDict[str, bytes] = OrderedDict()
         self._served: OrderedDict[str, tuple[bytes, bytes]] = OrderedDict()
         self._end_sessions: list[EndSessions] = []
@@ -32,13 +37,13 @@ class Eras:
         """For a new link to `peer`."""
         era = self._own.get(peer)
         if era is None:
-            era = self._own[peer] = secrets.token_bytes(ERA_BYTES)
+            era = self._own[peer] = self._next()
         _keep(self._own, peer)
         return era + secrets.token_bytes(_LINK_BYTES)
 
     def begin(self, peer: str) -> None:
         """Links to `peer` that are dialled from now on are of a new era."""
-        self._own[peer] = secrets.token_bytes(ERA_BYTES)
+        self._own[peer] = self._next()
         _keep(self._own, peer)
 
     def watch(self, end_sessions: EndSessions) -> None:
@@ -49,7 +54,7 @@ class Eras:
         """A peer that proved itself comes with this link. False if the link is of an era that is over."""
         era = link_id[:ERA_BYTES]
         current, before = self._served.get(peer, (era, b""))
-        if era == before:
+        if era == before or _is_older(era, current):
             return False
         if era != current:
             before = current
@@ -59,6 +64,17 @@ class Eras:
             await end_sessions(peer, era)
         # While copies of the old era came to their end, the peer may have begun yet another one.
         return self._served.get(peer, (era, b""))[0] == era
+
+    def _next(self) -> bytes:
+        self._number += 1
+        if self._number >> 8 * _NUMBER_BYTES:
+            self._process, self._number = secrets.token_bytes(_PROCESS_BYTES), 1
+        return self._process + self._number.to_bytes(_NUMBER_BYTES, "big")
+
+
+def _is_older(era: bytes, than: bytes) -> bool:
+    """Of the same process, and begun before."""
+    return era[:_PROCESS_BYTES] == than[:_PROCESS_BYTES] and era < than
 
 
 def _keep(known: OrderedDict[str, Any], peer: str) -> None:

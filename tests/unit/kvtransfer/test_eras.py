@@ -33,6 +33,31 @@ async def test_links_of_one_era_stand_beside_each_other_and_end_with_it() -> Non
     assert await owner.admit("another caller", second)
 
 
+async def test_a_dial_that_took_longer_than_two_eras_is_not_taken_for_a_new_one() -> None:
+    """Else the peer's links are ended, and its next ones are refused for good: their era seems to be over."""
+    caller, owner = Eras(), Eras()
+    late = caller.link_id("owner")
+    for _ in range(3):
+        caller.begin("owner")
+        assert await owner.admit("caller", caller.link_id("owner"))
+    assert not await owner.admit("caller", late)
+    assert await owner.admit("caller", caller.link_id("owner"))
+    assert await owner.admit("caller", Eras().link_id("owner"))  # the process was started anew
+    assert not await owner.admit("caller", caller.link_id("owner"))
+
+
+async def test_numbers_that_run_out_begin_anew() -> None:
+    caller, owner = Eras(), Eras()
+    caller._number = (1 << 24) - 2
+    links = []
+    for _ in range(3):
+        caller.begin("owner")
+        links.append(caller.link_id("owner"))
+        assert len(links[-1]) == 16
+        assert await owner.admit("caller", links[-1])
+    assert not await owner.admit("caller", links[1])
+
+
 async def test_an_era_that_ends_while_it_is_admitted() -> None:
     caller, owner = Eras(), Eras()
     gate = asyncio.Event()
@@ -53,9 +78,10 @@ async def test_an_era_that_ends_while_it_is_admitted() -> None:
 async def test_peers_remembered_are_bounded() -> None:
     eras = Eras()
     first = eras.link_id("0")
+    second = eras.link_id("1")
     for number in range(PEERS_MAX):
         eras.link_id(str(number))
         assert await eras.admit(str(number), bytes(16))
     assert eras.link_id("0")[:ERA_BYTES] == first[:ERA_BYTES]
     eras.link_id("one more")
-    assert eras.link_id("1")[:ERA_BYTES] != first[:ERA_BYTES]
+    assert eras.link_id("1")[:ERA_BYTES] != second[:ERA_BYTES]
