@@ -49,7 +49,7 @@ class Outcome(Enum):
     WITHDRAWN = "withdrawn"
     """The permission to read the source is gone. What was copied after that is wiped: it may be of others."""
     LOST = "lost"
-    """The process that was read is gone."""
+    """The process that was read is gone. What was copied of the last chunk is wiped, for the same reason."""
     REFUSED = "refused"
     """The kernel does not let us read that process."""
     FAULT = "fault"
@@ -136,6 +136,8 @@ class Copy:
             self._wipe(first, end)
             self.end(Outcome.WITHDRAWN)
         elif failure is not None:
+            if failure is Outcome.LOST:
+                self._wipe(first, end)
             self.end(failure)
         else:
             self.copied_bytes += count

@@ -208,6 +208,7 @@ def test_a_process_that_died_meanwhile_is_not_believed(scene, child):
     copy.run()
     assert copy.outcome is Outcome.LOST
     assert copy.copied_bytes == 0
+    assert not (scene.target == 7).any()
 
 
 def test_a_source_that_is_not_there_is_a_fault(scene, child):
