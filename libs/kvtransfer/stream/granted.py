@@ -1,6 +1,7 @@
 """Whether a request is let through: what owners ask of every WRITE and READ, whatever carries its bytes."""
 
-from kvtransfer.errors import FrameError, GrantError
+from kvtransfer.device import DeviceRegion
+from kvtransfer.errors import FrameError, GrantError, TransportUnfit
 from kvtransfer.grants import Access, Grant, GrantTable
 from kvtransfer.memory import Ranges
 from kvtransfer.stream.frames import TransferRequest
@@ -23,3 +24,9 @@ def check_request(
     if wanted.earlier_bytes > grant.landed_bytes:
         raise GrantError(f"{wanted.earlier_bytes} earlier bytes did not land under the grant")
     return grant, ranges
+
+
+def check_has_view(grant: Grant) -> None:
+    """For transports that serve host memory only. Raises TransportUnfit for memory of a device."""
+    if isinstance(grant.region, DeviceRegion):
+        raise TransportUnfit("this transport does not serve memory of a device")
