@@ -24,8 +24,6 @@ CALLER_ACCEPTS = frames.accepts(Kind.DATA, Kind.DONE, Kind.ERROR)
 """What a caller receives."""
 
 _DONE = int(Kind.DONE)
-_PENDING_PER_IN_FLIGHT = 4
-"""Pending requests for each that may be in flight; more abandoned ones mean that the peer stalls."""
 
 
 class _Pending:
@@ -53,7 +51,7 @@ class CallerStream:
     def __init__(self, sock: socket.socket, peer: str, limits: Limits) -> None:
         self._connection = Connection(sock, peer, self, CALLER_ACCEPTS, limits.turn_bytes)
         self._loop = asyncio.get_running_loop()
-        self._pending_max = _PENDING_PER_IN_FLIGHT * limits.transfers_in_flight_max
+        self._pending_max = limits.requests_pending_max
         self._last_request = 0
         self._pending: dict[int, _Pending] = {}
         self._abandoned_writes: set[int] = set()

@@ -16,6 +16,7 @@ from kvtransfer.memory import Cursor, Ranges
 from kvtransfer.stream import frames
 from kvtransfer.stream.connection import Connection
 from kvtransfer.stream.frames import ErrorCode, Header, Kind, TransferRequest
+from kvtransfer.stream.granted import check_request
 from kvtransfer.stream.inbox import Incoming
 from kvtransfer.stream.outbox import Outgoing
 from kvtransfer.transport import TransportContext
@@ -136,8 +137,6 @@ class OwnerSession:
             self._all_landed(serving)
 
     def _on_read(self, request: int, wanted: TransferRequest) -> None:
-        if wanted.tag or wanted.tag_follows or wanted.digest:
-            raise FrameError("a READ with a tag or a digest")
         serving = self._admit(request, wanted, Access.READ)
         if serving is None:
             return
@@ -157,11 +156,7 @@ class OwnerSession:
             self._refuse(request, ErrorCode.BUSY, f"transfers_served_max of {served_max} is reached")
             return None
         try:
-            grant, ranges = self._context.grants.check(wanted.token, self.peer, access, wanted.ranges)
-            if (wanted.tag or wanted.tag_follows) and grant.on_arrival is None:
-                raise GrantError("the grant takes no tags")
-            if wanted.earlier_bytes > grant.landed_bytes:
-                raise GrantError(f"{wanted.earlier_bytes} earlier bytes did not land under the grant")
+            grant, ranges = check_request(self._context.grants, self.peer, access, wanted)
         except GrantError as error:
             self._refuse(request, ErrorCode.GRANT, str(error))
             return None
