@@ -192,6 +192,12 @@ class Lines:
             if self._up or not isinstance(error, AuthError):
                 self._note_failure(kind, error)
             return error
+        except Exception as error:
+            # Whatever it is, it must neither reach a call untyped nor have the next call dial at once.
+            _log.exception("dialling %s by %s fails on a defect of our own", self._peer, kind)
+            lost = PeerLostError(f"no connection to {self._peer}: {error!r}")
+            self._note_failure(kind, lost)
+            return lost
         finally:
             del self._dials[kind]
         if era != self._eras:

@@ -90,7 +90,7 @@ class FakeNetwork:
     """Dials by kind: an error, or a link whose calls end as `answers` says."""
 
     def __init__(self, *kinds: TransportKind) -> None:
-        self.dial_errors: dict[TransportKind, TransferError] = {}
+        self.dial_errors: dict[TransportKind, Exception] = {}
         self.dial_s = 0.0
         self.answers: dict[TransportKind, TransferError | str | None] = dict.fromkeys(kinds)
         self.links: dict[TransportKind, list[FakeLink]] = {kind: [] for kind in kinds}
@@ -227,6 +227,20 @@ async def test_the_last_transport_is_waited_for_if_there_is_time() -> None:
     assert len(times) == 4
     del network.dial_errors[TCP]
     assert (await write(peer, timeout_s=1.0)).transport is TCP
+
+
+@in_virtual_time
+async def test_a_dial_that_fails_on_a_defect_is_a_failure_like_others() -> None:
+    network = FakeNetwork(SHM, TCP)
+    network.dial_errors[SHM] = OSError(24, "too many open files")
+    peer = network.peer()
+    for _ in range(3):
+        assert (await write(peer)).transport is TCP
+    assert len(network.dialled_at_s[SHM]) == 1
+    network.dial_errors[TCP] = MemoryError()
+    network.links[TCP][0].lose(PeerLostError("gone"))
+    with pytest.raises(PeerLostError, match="MemoryError"):
+        await write(peer, timeout_s=0.2)
 
 
 @in_virtual_time
