@@ -13,7 +13,7 @@ from kvtransfer import descriptor as descriptors
 from kvtransfer.availability import Started, TransportSettings, start_transports
 from kvtransfer.bounce import Bounce
 from kvtransfer.descriptor import Descriptor
-from kvtransfer.device import DeviceMemory, DeviceRegion, region_of
+from kvtransfer.device import DeviceMemory, region_of
 from kvtransfer.errors import BusyError, DescriptorError, EndpointClosedError, RangeError
 from kvtransfer.grants import Access, Arrival, Grant, GrantTable
 from kvtransfer.kinds import TransportKind
@@ -104,12 +104,12 @@ class Endpoint:
             peer.close()
         for peer in peers:
             await peer.wait_closed()
-        ring = self._bounce.region
+        ring = self._bounce.slots.region
         for transport in self._transports():
             if ring is not None:
                 await transport.release(ring)
             await transport.close()
-        await self._bounce.close()
+        await self._bounce.slots.close()
         for region in self._regions.values():
             region.drop()
         self._regions.clear()
@@ -124,7 +124,7 @@ class Endpoint:
         """Make a writable, contiguous buffer known. It must stay valid until `unregister` or `close`.
 
         Takes anything with the buffer protocol, tensors of torch, and `DeviceMemory`. What lies on a device
-        serves as the local side of calls, through host memory; it cannot be granted.
+        goes through host memory, unless the transport reaches it; to peers it is granted over tcp only.
         Raises RangeError if it is not fit, BusyError at `regions_max`.
         """
         if len(self._regions) >= self._limits.regions_max:
@@ -161,8 +161,6 @@ class Endpoint:
         """
         if self._regions.get(region.region_id) is not region:
             raise RangeError(f"region {region.region_id} is not registered here")
-        if isinstance(region, DeviceRegion):
-            raise RangeError(f"region {region.region_id} is memory of a device: only host memory is granted")
         return self._grants.issue(region, ranges, peer, generation, access, on_arrival)
 
     async def revoke(self, grant: Grant) -> None:

@@ -49,6 +49,15 @@ class TransportUnfit(RetryableTransferError):
     """This transport cannot serve this memory; another one of the pair can."""
 
 
+class PieceTooLarge(TransferError):
+    """The owner's memory is that of a device: it takes no more than `piece_bytes_max` bytes in one request.
+    `Peer` makes the call in pieces then."""
+
+    def __init__(self, text: str, piece_bytes_max: int = 0) -> None:
+        super().__init__(text)
+        self.piece_bytes_max = piece_bytes_max
+
+
 class GrantError(TransferError):
     """The grant does not cover this access: unknown, revoked, another peer, generation or range."""
 

@@ -21,6 +21,9 @@ CHUNK_BYTES_MAX = 4 << 20
 STREAMS_MAX = 16
 """Streams of one link that an owner accepts."""
 
+PIECE_BYTES_MIN = 4096
+"""Of the pieces in which an owner may want calls on the memory of its device."""
+
 _PENDING_PER_IN_FLIGHT = 4
 
 
@@ -42,8 +45,10 @@ class Limits:
     peers_max               peers connected to; beyond it the one unused for longest is closed
     tcp_streams             connections of a link over tcp; it lives with fewer if the owner has no more room
     tcp_part_bytes_min      a call of at least twice this is cut into parts for several streams
-    bounce_bytes            host memory through which that of devices is moved, made when first needed
+    bounce_bytes            host memory through which calls move that of devices, made when first needed; as
+                            much again for what peers move of granted memory of devices
     bounce_slot_bytes       piece of a call that goes through it at once
+    bounce_waiting_max      requests of peers that wait for a slot of it; more fail with BusyError
     retry_s_min, _max       from one try of a transport that failed to the next, while a worse one carries
                             the calls: the first wait, and what the growing waits end at
     dial_backoff_s_min, _max  the same where no other transport is left
@@ -65,6 +70,7 @@ class Limits:
     tcp_part_bytes_min: int = 2 << 20
     bounce_bytes: int = 64 << 20
     bounce_slot_bytes: int = 4 << 20
+    bounce_waiting_max: int = 4096
     retry_s_min: float = 0.5
     retry_s_max: float = 60.0
     dial_backoff_s_min: float = 0.02
@@ -82,6 +88,8 @@ class Limits:
                 raise ValueError(f"limit {name} must be > 0, not {value}")
         if self.bounce_slot_bytes > self.bounce_bytes:
             raise ValueError(f"limit bounce_slot_bytes must be at most bounce_bytes, {self.bounce_bytes}")
+        if self.bounce_slot_bytes < PIECE_BYTES_MIN:
+            raise ValueError(f"limit bounce_slot_bytes must be at least {PIECE_BYTES_MIN}")
         if self.retry_s_min > self.retry_s_max:
             raise ValueError(f"limit retry_s_min must be at most retry_s_max, {self.retry_s_max}")
         if self.dial_backoff_s_min > self.dial_backoff_s_max:

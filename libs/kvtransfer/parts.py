@@ -46,4 +46,10 @@ def cut(call: Call, parts: int) -> list[Part]:
 
 def _part(call: Call, start: int, count: int) -> Call:
     memory = LocalMemory(call.memory.region, sliced(call.memory.ranges, start, count), count)
-    return Call(memory, call.token, sliced(call.remote, start, count), verify=call.verify)
+    return Call(
+        memory,
+        call.token,
+        sliced(call.remote, start, count),
+        verify=call.verify,
+        piece_bytes_max=call.piece_bytes_max,
+    )

@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import Awaitable
 from collections.abc import Set as AbstractSet
 from copy import copy
+from dataclasses import replace
+from functools import partial
 
 import numpy.typing as npt
 
@@ -13,14 +15,25 @@ from kvtransfer.choice import NONE
 from kvtransfer.deadline import Deadline
 from kvtransfer.descriptor import Descriptor
 from kvtransfer.device import DeviceRegion
-from kvtransfer.errors import ChecksumError, RangeError, TransferError, TransferTimeout, TransportUnfit
+from kvtransfer.errors import (
+    ChecksumError,
+    PieceTooLarge,
+    RangeError,
+    TransferError,
+    TransferTimeout,
+    TransportUnfit,
+)
 from kvtransfer.kinds import TransportKind
 from kvtransfer.limits import REGION_BYTES_MAX, TAG_BYTES_MAX, TOKEN_BYTES_MAX, Limits
 from kvtransfer.lines import Lines
 from kvtransfer.memory import Region, checked_and_summed
+from kvtransfer.piecewise import Piece, in_pieces
 from kvtransfer.results import Transferred, landed_ranges
 from kvtransfer.statistics import PeerStatistics, Statistics
 from kvtransfer.transport import Call, DirectLink, Link, LocalMemory
+
+PIECES_KNOWN_MAX = 1024
+"""Grants of which is remembered that they want pieces; of more the next call learns it again."""
 
 
 class Peer:
@@ -47,6 +60,7 @@ class Peer:
         self._admission = Admission(limits)
         self._lines = lines
         self._bounce = bounce
+        self._piece_bytes: dict[str, int] = {}
         self._loop = asyncio.get_running_loop()
 
     @property
@@ -121,6 +135,8 @@ class Peer:
 
     async def _run(self, running: "_Running", remote: npt.ArrayLike, timeout_s: float) -> Transferred:
         """Within its time, counted, its error told by range."""
+        if running.call.token in self._piece_bytes:
+            running.call = replace(running.call, piece_bytes_max=self._piece_bytes[running.call.token])
         begin_s = self._loop.time()
         try:
             if timeout_s <= 0:
@@ -182,6 +198,12 @@ class Peer:
                 unfit = unfit | {line.kind}
                 if unfit >= set(self._lines.kinds):
                     raise
+            except PieceTooLarge as error:
+                # Nothing of it landed, nor will: the owner takes no byte before it said so.
+                self._lines.release(line)
+                if running.call.piece_bytes_max is not None:
+                    raise
+                self._make_in_pieces(running, error.piece_bytes_max)
             except BaseException as error:
                 if deadline.expired:
                     line.link.close_if_stalled()
@@ -201,7 +223,21 @@ class Peer:
         call = running.call
         if isinstance(call.memory.region, DeviceRegion) and not _is_direct(link, call):
             return self._bounce.write(link, call) if running.write else self._bounce.read(link, call)
+        if call.piece_bytes_max is not None:
+            return in_pieces(call, call.piece_bytes_max, partial(_move_piece, link, running))
         return link.write(call) if running.write else link.read(call)
+
+    def _make_in_pieces(self, running: "_Running", piece_bytes_max: int) -> None:
+        """This call and the next ones with its grant."""
+        if len(self._piece_bytes) >= PIECES_KNOWN_MAX:
+            del self._piece_bytes[next(iter(self._piece_bytes))]
+        self._piece_bytes[running.call.token] = piece_bytes_max
+        running.call = replace(running.call, piece_bytes_max=piece_bytes_max)
+
+
+def _move_piece(link: Link, running: "_Running", piece: Piece) -> Awaitable[None]:
+    call = piece.call(running.call)
+    return link.write(call) if running.write else link.read(call)
 
 
 def _is_direct(link: Link, call: Call) -> bool:

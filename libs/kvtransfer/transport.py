@@ -37,7 +37,8 @@ class Call:
 
     `tag` of a write is handed over at the owner once all bytes landed. With `verify` what arrived is
     compared with what was sent by its xxh3_128. `earlier_bytes` landed by calls of the same write before this
-    one, which brings the tag for all of them.
+    one, which brings the tag for all of them. With `piece_bytes_max` the owner's memory is that of a device:
+    it takes so many bytes in one request, and says when those of a write may come.
     """
 
     memory: LocalMemory
@@ -46,6 +47,7 @@ class Call:
     tag: bytes = b""
     verify: bool = False
     earlier_bytes: int = 0
+    piece_bytes_max: int | None = None
 
 
 class Link(Protocol):

@@ -15,7 +15,14 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from kvtransfer.errors import ArrivalError, FrameError, GrantError, PeerLostError, TransferError
+from kvtransfer.errors import (
+    ArrivalError,
+    FrameError,
+    GrantError,
+    PeerLostError,
+    TransferError,
+    TransportUnfit,
+)
 from kvtransfer.grants import Access, Grant
 from kvtransfer.kinds import TransportKind
 from kvtransfer.rdma import frames as own
@@ -30,6 +37,7 @@ from kvtransfer.rdma.work import PIECE_BYTES, RemoteKeys, pieces_of
 from kvtransfer.stream import frames
 from kvtransfer.stream.connection import Connection
 from kvtransfer.stream.frames import ErrorCode, Header, Kind, TransferRequest
+from kvtransfer.stream.granted import check_has_view
 from kvtransfer.stream.inbox import Incoming
 from kvtransfer.stream.outbox import Outgoing
 from kvtransfer.transport import TransportContext
@@ -188,8 +196,12 @@ class RdmaSession:
                 raise GrantError("the grant takes no tags")
             if wanted.earlier_bytes > grant.landed_bytes:
                 raise GrantError(f"{wanted.earlier_bytes} earlier bytes did not land under the grant")
+            check_has_view(grant)
         except GrantError as error:
             self._refuse(request, ErrorCode.GRANT, str(error))
+            return None
+        except TransportUnfit as error:
+            self._refuse(request, ErrorCode.UNFIT, str(error))
             return None
         cut = lane_cut(wanted.payload_bytes, len(self._lanes.working))
         serving = self._serving[request] = Serving(request, wanted, grant, ranges, access, cut)

@@ -8,7 +8,8 @@ Every frame is a 16-byte header (kind, body length, request number) and a body:
     DATA   both ways        the next bytes of the request's payload
     ABORT  caller → owner   the caller gave up
     DONE   owner → caller   all bytes landed (write) or were sent (read); the digest of what was sent
-    ERROR  owner → caller   code, how many bytes landed from the payload's start on, text
+    ERROR  owner → caller   code, how many bytes landed from the payload's start on (with the code PIECES: how
+                            many a request may have), text
 
 Each WRITE and READ is answered by exactly one DONE or ERROR. Numbers are little-endian. A transport
 may add kinds of its own from OWN_KINDS_FROM on; what a side accepts is a table of kinds and body limits.
@@ -27,10 +28,18 @@ from kvtransfer.errors import (
     ChecksumError,
     FrameError,
     GrantError,
+    PieceTooLarge,
     TransferError,
     TransportUnfit,
 )
-from kvtransfer.limits import CHUNK_BYTES_MAX, RANGES_MAX, REGION_BYTES_MAX, TAG_BYTES_MAX, TOKEN_BYTES_MAX
+from kvtransfer.limits import (
+    CHUNK_BYTES_MAX,
+    PIECE_BYTES_MIN,
+    RANGES_MAX,
+    REGION_BYTES_MAX,
+    TAG_BYTES_MAX,
+    TOKEN_BYTES_MAX,
+)
 from kvtransfer.memory import FEW_RANGES, Ranges
 
 _HEADER = struct.Struct("<B3xIQ")
@@ -44,6 +53,8 @@ DIGEST_BYTES = 16
 OWN_KINDS_FROM = 16
 _VERIFY = 1
 _TAG_FOLLOWS = 2
+_AWAITS_GO = 4
+_FLAGS_MAX = _VERIFY | _TAG_FOLLOWS | _AWAITS_GO
 _ERROR_TEXT_BYTES_MAX = 400
 
 
@@ -63,6 +74,7 @@ class ErrorCode(IntEnum):
     CHECKSUM = 4
     UNFIT = 5
     ARRIVAL = 6
+    PIECES = 7
 
 
 _ERROR_CLASSES: Mapping[int, type[TransferError]] = {
@@ -72,6 +84,7 @@ _ERROR_CLASSES: Mapping[int, type[TransferError]] = {
     ErrorCode.CHECKSUM: ChecksumError,
     ErrorCode.UNFIT: TransportUnfit,
     ErrorCode.ARRIVAL: ArrivalError,
+    ErrorCode.PIECES: PieceTooLarge,
 }
 
 _REQUEST_BYTES_MAX = (
@@ -98,7 +111,7 @@ class TransferRequest(NamedTuple):
 
     `digest` is of a WRITE's payload; a READ with `verify` wants one back. `earlier_bytes` landed by
     requests before this one and belong to the same call: the tag is for all of them. `tag_follows`: this
-    is such an earlier one.
+    is such an earlier one. `awaits_go`: the payload follows once the owner wants it.
     """
 
     token: str
@@ -109,6 +122,7 @@ class TransferRequest(NamedTuple):
     verify: bool = False
     earlier_bytes: int = 0
     tag_follows: bool = False
+    awaits_go: bool = False
 
 
 def pack_header(kind: int, body_bytes: int, request: int) -> bytes:
@@ -135,6 +149,8 @@ def pack_request(kind: int, request: int, wanted: TransferRequest) -> bytes:
     """A whole WRITE or READ frame."""
     token = wanted.token.encode()
     flags = (_VERIFY if wanted.verify else 0) | (_TAG_FOLLOWS if wanted.tag_follows else 0)
+    if wanted.awaits_go:
+        flags |= _AWAITS_GO
     fixed = _REQUEST.pack(
         wanted.payload_bytes,
         wanted.earlier_bytes,
@@ -162,7 +178,7 @@ def parse_request(body: bytearray) -> TransferRequest:
     ranges_at = digest_at + digest_bytes
     if token_bytes > TOKEN_BYTES_MAX or range_count > RANGES_MAX or tag_bytes > TAG_BYTES_MAX:
         raise FrameError(f"request with {range_count} ranges, a token of {token_bytes}, a tag of {tag_bytes}")
-    if digest_bytes not in (0, DIGEST_BYTES) or flags > _VERIFY | _TAG_FOLLOWS:
+    if digest_bytes not in (0, DIGEST_BYTES) or flags > _FLAGS_MAX:
         raise FrameError(f"request with a digest of {digest_bytes} bytes and flags {flags}")
     if len(body) != ranges_at + range_count * _RANGE_BYTES:
         raise FrameError(f"request body of {len(body)} bytes does not hold {range_count} ranges")
@@ -182,6 +198,7 @@ def parse_request(body: bytearray) -> TransferRequest:
         flags & _VERIFY != 0,
         earlier_bytes,
         flags & _TAG_FOLLOWS != 0,
+        flags & _AWAITS_GO != 0,
     )
 
 
@@ -224,6 +241,10 @@ def parse_error(body: bytearray) -> TransferError:
     if error_class is None:
         raise FrameError(f"unknown error code {code}")
     error = error_class(body[_ERROR.size :].decode(errors="replace"))
-    if landed_bytes:
+    if isinstance(error, PieceTooLarge):
+        if landed_bytes < PIECE_BYTES_MIN:
+            raise FrameError(f"ERROR that wants pieces of {landed_bytes} bytes, at least {PIECE_BYTES_MIN}")
+        error.piece_bytes_max = landed_bytes
+    elif landed_bytes:
         error.landed = ((0, landed_bytes),)
     return error

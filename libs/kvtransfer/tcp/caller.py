@@ -17,19 +17,21 @@ from kvtransfer.stream.connection import Connection
 from kvtransfer.stream.frames import Header, Kind, TransferRequest
 from kvtransfer.stream.inbox import Incoming
 from kvtransfer.stream.outbox import Outgoing
+from kvtransfer.tcp.frames import GO
 from kvtransfer.transport import Call
 from kvtransfer.verification import digest
 
-CALLER_ACCEPTS = frames.accepts(Kind.DATA, Kind.DONE, Kind.ERROR)
+CALLER_ACCEPTS = frames.accepts(Kind.DATA, Kind.DONE, Kind.ERROR, own={GO: 0})
 """What a caller receives."""
 
 _DONE = int(Kind.DONE)
 
 
 class _Pending:
-    """A request that is not settled: a write has no `incoming`, a read lands there."""
+    """A request that is not settled: a write has no `incoming`, a read lands there. `held_back` is the
+    payload of a write that waits for the owner's GO."""
 
-    __slots__ = ("digest", "future", "incoming", "outgoing", "payload_bytes")
+    __slots__ = ("digest", "future", "held_back", "incoming", "outgoing", "payload_bytes")
 
     def __init__(
         self,
@@ -43,6 +45,7 @@ class _Pending:
         self.incoming = incoming
         self.payload_bytes = payload_bytes
         self.digest = b""
+        self.held_back: Cursor | None = None
 
 
 class CallerStream:
@@ -83,6 +86,7 @@ class CallerStream:
         source = call.memory
         sent = await digest(source.region.view, source.ranges) if call.verify else b""
         request = self._next_request()
+        awaits_go = call.piece_bytes_max is not None and source.payload_bytes > 0
         wanted = TransferRequest(
             call.token,
             call.remote,
@@ -92,10 +96,13 @@ class CallerStream:
             call.verify,
             earlier_bytes + call.earlier_bytes,
             tag_follows,
+            awaits_go,
         )
         opening = frames.pack_request(Kind.WRITE, request, wanted)
         outgoing = Outgoing(request, opening, Cursor(source.region.view, source.ranges))
         pending = _Pending(self._loop, outgoing, None, source.payload_bytes)
+        if awaits_go:
+            pending.held_back, outgoing.cursor = outgoing.cursor, None
         self._begin(pending)
         try:
             await pending.future
@@ -135,6 +142,9 @@ class CallerStream:
         pending = self._pending.get(header.request)
         if pending is None:
             raise FrameError(f"answer to request {header.request}, which is not pending")
+        if header.kind == GO:
+            self._on_go(pending)
+            return
         error: TransferError | None = None
         if header.kind == _DONE:
             done_bytes, pending.digest = frames.parse_done(body)
@@ -145,11 +155,13 @@ class CallerStream:
         self._forget(header.request)
         _settle(pending.future, error)
         if error is not None:
+            pending.held_back = None
             self._stop(pending)
 
     def on_closed(self, error: TransferError) -> None:
         pending, self._pending = self._pending, {}
         for entry in pending.values():
+            entry.held_back = None
             entry.outgoing.let_go()
             if entry.incoming is not None:
                 entry.incoming.stop_landing()
@@ -157,6 +169,15 @@ class CallerStream:
         self._abandoned_writes.clear()
         self._settled()
         self._on_lost(error)
+
+    def _on_go(self, pending: _Pending) -> None:
+        """The owner wants the payload of a write now. It may have been given up meanwhile."""
+        if pending.incoming is not None or not pending.outgoing.batched:
+            raise FrameError(f"GO for request {pending.outgoing.request}, which does not wait for it")
+        payload, pending.held_back = pending.held_back, None
+        if payload is not None:
+            pending.outgoing = Outgoing(pending.outgoing.request, b"", payload)
+            self._connection.send(pending.outgoing)
 
     def _next_request(self) -> int:
         if len(self._pending) >= self._pending_max:
@@ -196,7 +217,8 @@ class CallerStream:
             pending.incoming.stop_landing()
         outgoing = pending.outgoing
         self._connection.withdraw(outgoing)
-        if outgoing.announced and not outgoing.batched:
+        held_back, pending.held_back = pending.held_back, None
+        if outgoing.announced and (held_back is not None or not outgoing.batched):
             self._connection.send_frame(frames.pack_abort(outgoing.request))
 
     def _forget(self, request: int) -> None:
@@ -213,7 +235,8 @@ class CallerStream:
 
     def _check_done(self, pending: _Pending, done_bytes: int) -> None:
         incoming = pending.incoming
-        complete = incoming.remaining == 0 if incoming is not None else pending.outgoing.batched
+        complete = pending.outgoing.batched if incoming is None else incoming.remaining == 0
+        complete = complete and pending.held_back is None
         if not complete or done_bytes != pending.payload_bytes:
             raise FrameError(f"{self._connection.peer} says DONE before it is")
 

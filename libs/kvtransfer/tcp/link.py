@@ -42,7 +42,7 @@ class TcpLink:
         return self._streams[0].closed
 
     async def write(self, call: Call) -> None:
-        if len(self._streams) > 1:
+        if len(self._streams) > 1 or call.piece_bytes_max is not None:
             for stream in self._streams:
                 if stream.settling is not None:
                     await self._settled()
@@ -73,7 +73,7 @@ class TcpLink:
 
     async def _settled(self) -> None:
         """What is still under way of writes that were given up must not land after a newer write that takes
-        another stream: wait until the owner answered them."""
+        another stream, nor in memory of a device, whose copies keep no order: wait for the owner's answer."""
         while waiting := [stream.settling for stream in self._streams if stream.settling is not None]:
             await asyncio.wait(waiting)
 

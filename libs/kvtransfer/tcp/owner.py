@@ -6,19 +6,31 @@ is thrown away, until all of it came or the caller aborts: the connection stays 
 
 import logging
 import socket
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
-from kvtransfer.errors import ArrivalError, FrameError, GrantError, PeerLostError, TransferError
+from kvtransfer.device import DeviceRegion
+from kvtransfer.errors import (
+    ArrivalError,
+    BusyError,
+    FrameError,
+    GrantError,
+    PeerLostError,
+    PieceTooLarge,
+    TransferError,
+)
 from kvtransfer.grants import Access, Grant
 from kvtransfer.kinds import TransportKind
-from kvtransfer.memory import Cursor, Ranges
+from kvtransfer.memory import Cursor
 from kvtransfer.stream import frames
 from kvtransfer.stream.connection import Connection
 from kvtransfer.stream.frames import ErrorCode, Header, Kind, TransferRequest
 from kvtransfer.stream.granted import check_request
 from kvtransfer.stream.inbox import Incoming
 from kvtransfer.stream.outbox import Outgoing
+from kvtransfer.tcp.frames import pack_go
+from kvtransfer.tcp.serving import Serving
+from kvtransfer.tcp.staging import REVOKED, Staging
 from kvtransfer.transport import TransportContext
 from kvtransfer.verification import GrantedDigests
 
@@ -31,19 +43,7 @@ _WRITE, _READ = int(Kind.WRITE), int(Kind.READ)
 REFUSED_OPEN_MAX = 4096
 """Refused writes whose payload is still to come; a caller with more of them is cut off."""
 
-_REVOKED = "the grant was revoked"
 _log = logging.getLogger(__name__)
-
-
-@dataclass(slots=True)
-class _Serving:
-    """A request that the grant lets through: `ranges` are checked."""
-
-    request: int
-    wanted: TransferRequest
-    grant: Grant
-    ranges: Ranges
-    outgoing: Outgoing | None = None
 
 
 class OwnerSession:
@@ -55,16 +55,18 @@ class OwnerSession:
         peer: str,
         context: TransportContext,
         digests: GrantedDigests,
+        staging: Staging,
         on_end: "Callable[[OwnerSession], None]",
     ) -> None:
         self.peer = peer
         self._connection = Connection(sock, peer, self, OWNER_ACCEPTS, context.limits.turn_bytes)
         self._context = context
         self._digests = digests
+        self._staging = staging
         self._on_end = on_end
         self._counters = context.statistics.of(peer, TransportKind.TCP)
         self._last_request = 0
-        self._serving: dict[int, _Serving] = {}
+        self._serving: dict[int, Serving] = {}
         self._incoming: dict[int, Incoming] = {}
 
     def start(self) -> None:
@@ -96,19 +98,30 @@ class OwnerSession:
         serving = self._serving.get(incoming.request)
         if serving is None:
             return  # its ERROR went out when landing stopped
-        if incoming.landing() is None:
-            self._refuse(incoming.request, ErrorCode.GRANT, _REVOKED, incoming.landed_bytes)
+        if serving.staged is not None:
+            if incoming.landing() is not None:
+                serving.staged.has_moved()
+            incoming.stop_landing()
+        elif incoming.landing() is None:
+            self._refuse(incoming.request, ErrorCode.GRANT, REVOKED, incoming.landed_bytes)
         else:
             self._all_landed(serving)
 
     def on_sent(self, outgoing: Outgoing) -> None:
         serving = self._serving.get(outgoing.request)
-        if serving is not None:
+        if serving is None:
+            return
+        if serving.staged is not None:
+            serving.staged.has_moved()
+            self._read_is_served(serving)
+        else:
             self._conclude_read(serving)
 
     def on_closed(self, error: TransferError) -> None:
         self._counters.served_failures += len(self._serving)
-        self._serving.clear()
+        served, self._serving = self._serving, {}
+        for serving in served.values():
+            self._give_up(serving, ErrorCode.ABORTED, str(error))
         self._incoming.clear()
         if isinstance(error, FrameError):
             _log.warning("connection of %s closed: %s", self.peer, error)
@@ -117,7 +130,29 @@ class OwnerSession:
     def stop_grant(self, grant: Grant) -> None:
         """The grant is revoked: stop what runs under it and tell the caller."""
         for serving in [serving for serving in self._serving.values() if serving.grant is grant]:
-            self._refuse(serving.request, ErrorCode.GRANT, _REVOKED, self._stop(serving))
+            landed_bytes = self._stop(serving)
+            if not self._give_up(serving, ErrorCode.GRANT, REVOKED):
+                self._refuse(serving.request, ErrorCode.GRANT, REVOKED, landed_bytes)
+
+    def land(self, serving: Serving, slot: Cursor) -> None:
+        """For memory of a device: as `StagingSession` has it, like what follows."""
+        request, payload_bytes = serving.request, serving.wanted.payload_bytes
+        self._incoming[request] = Incoming(request, payload_bytes, slot)
+        self._connection.send_frame(pack_go(request))
+
+    def send(self, serving: Serving, outgoing: Outgoing) -> None:
+        serving.outgoing = outgoing
+        self._connection.send(outgoing)
+
+    def stop(self, serving: Serving) -> None:
+        self._stop(serving)
+
+    def silent_s(self) -> float:
+        return time.monotonic() - self._connection.progress_at_s
+
+    def refuse_if_open(self, serving: Serving, code: ErrorCode, text: str) -> None:
+        if self._is_open(serving):
+            self._refuse(serving.request, code, text)
 
     def _open(self, header: Header) -> int:
         if header.request <= self._last_request:
@@ -129,6 +164,13 @@ class OwnerSession:
 
     def _on_write(self, request: int, wanted: TransferRequest) -> None:
         serving = self._admit(request, wanted, Access.WRITE)
+        if serving is not None and isinstance(serving.grant.region, DeviceRegion):
+            self._staging.start(self, serving)
+            return
+        if wanted.awaits_go:
+            if serving is None:
+                return  # the payload does not come
+            self._connection.send_frame(pack_go(request))
         if wanted.payload_bytes:
             grant = serving.grant if serving is not None else None
             cursor = Cursor(serving.grant.region.view, serving.ranges) if serving is not None else None
@@ -137,8 +179,13 @@ class OwnerSession:
             self._all_landed(serving)
 
     def _on_read(self, request: int, wanted: TransferRequest) -> None:
+        if wanted.awaits_go:
+            raise FrameError("a READ that waits for GO")
         serving = self._admit(request, wanted, Access.READ)
         if serving is None:
+            return
+        if isinstance(serving.grant.region, DeviceRegion):
+            self._staging.start(self, serving)
             return
         if not wanted.payload_bytes:
             self._conclude_read(serving)
@@ -149,7 +196,7 @@ class OwnerSession:
         serving.outgoing = Outgoing(request, b"", cursor, closing)
         self._connection.send(serving.outgoing)
 
-    def _admit(self, request: int, wanted: TransferRequest, access: Access) -> _Serving | None:
+    def _admit(self, request: int, wanted: TransferRequest, access: Access) -> Serving | None:
         """The request under its grant, or None once the refusal is sent."""
         served_max = self._context.limits.transfers_served_max
         if len(self._serving) >= served_max:
@@ -157,10 +204,18 @@ class OwnerSession:
             return None
         try:
             grant, ranges = check_request(self._context.grants, self.peer, access, wanted)
+            if isinstance(grant.region, DeviceRegion):
+                self._staging.check(access, wanted)
+        except PieceTooLarge as error:
+            self._refuse(request, ErrorCode.PIECES, str(error), error.piece_bytes_max)
+            return None
+        except BusyError as error:
+            self._refuse(request, ErrorCode.BUSY, str(error))
+            return None
         except GrantError as error:
             self._refuse(request, ErrorCode.GRANT, str(error))
             return None
-        serving = self._serving[request] = _Serving(request, wanted, grant, ranges)
+        serving = self._serving[request] = Serving(request, wanted, grant, ranges, access)
         return serving
 
     def _on_abort(self, request: int) -> None:
@@ -168,12 +223,21 @@ class OwnerSession:
             raise FrameError(f"ABORT of request {request}, which was never made")
         serving = self._serving.get(request)
         incoming = self._incoming.get(request)
-        if serving is not None and (incoming is not None or serving.outgoing is not None):
+        if serving is not None and serving.staged is not None:
+            self._stop(serving)
+            self._give_up(serving, ErrorCode.ABORTED, "aborted by the caller")
+        elif serving is not None and (incoming is not None or serving.outgoing is not None):
             self._refuse(request, ErrorCode.ABORTED, "aborted by the caller", self._stop(serving))
         # The rest of the payload does not come.
         self._incoming.pop(request, None)
 
-    def _stop(self, serving: _Serving) -> int:
+    def _give_up(self, serving: Serving, code: ErrorCode, text: str) -> bool:
+        """If its memory is that of a device: the answer follows once nothing touches that any more."""
+        if serving.staged is not None:
+            self._staging.give_up(serving.staged, code, text)
+        return serving.staged is not None
+
+    def _stop(self, serving: Serving) -> int:
         """Touch its memory no more; how many bytes landed, or left, from the first one on."""
         if serving.outgoing is not None:
             return self._connection.withdraw(serving.outgoing)
@@ -183,27 +247,27 @@ class OwnerSession:
         incoming.stop_landing()
         return incoming.landed_bytes
 
-    def _all_landed(self, serving: _Serving) -> None:
+    def _all_landed(self, serving: Serving) -> None:
         """The digest first, then the tag, then DONE."""
         sent = serving.wanted.digest
         if not sent:
-            self._conclude_write(serving)
+            self.conclude_write(serving)
             return
 
         def compare(found: bytes) -> None:
             if found == sent or serving.grant.revoked:
-                self._conclude_write(serving)
+                self.conclude_write(serving)
             elif self._is_open(serving):
                 self._refuse(serving.request, ErrorCode.CHECKSUM, "what arrived is not what was sent")
 
         self._digests.start(serving.grant, serving.ranges, compare)
 
-    def _conclude_write(self, serving: _Serving) -> None:
+    def conclude_write(self, serving: Serving) -> None:
         if not self._is_open(serving):
             return  # revoked, or the connection was lost, while its digest was made
         payload_bytes, wanted = serving.wanted.payload_bytes, serving.wanted
         if serving.grant.revoked:
-            self._refuse(serving.request, ErrorCode.GRANT, _REVOKED, payload_bytes)
+            self._refuse(serving.request, ErrorCode.GRANT, REVOKED, payload_bytes)
             return
         if wanted.tag:
             try:
@@ -218,33 +282,33 @@ class OwnerSession:
         self._counters.served_written_bytes += payload_bytes
         self._connection.send_frame(frames.pack_done(serving.request, payload_bytes))
 
-    def _conclude_read(self, serving: _Serving) -> None:
+    def _conclude_read(self, serving: Serving) -> None:
         """The payload is with the kernel, and DONE too unless the caller wants a digest."""
         if serving.wanted.verify:
             self._digests.start(
-                serving.grant, serving.ranges, lambda digest: self._done_reading(serving, digest)
+                serving.grant, serving.ranges, lambda digest: self.conclude_read(serving, digest)
             )
             return
         self._read_is_served(serving)
         if not serving.wanted.payload_bytes:
             self._connection.send_frame(frames.pack_done(serving.request, 0))
 
-    def _done_reading(self, serving: _Serving, digest: bytes) -> None:
+    def conclude_read(self, serving: Serving, digest: bytes) -> None:
         if not self._is_open(serving):
             return
         payload_bytes = serving.wanted.payload_bytes
         if serving.grant.revoked:
-            self._refuse(serving.request, ErrorCode.GRANT, _REVOKED, payload_bytes)
+            self._refuse(serving.request, ErrorCode.GRANT, REVOKED, payload_bytes)
             return
         self._read_is_served(serving)
         self._connection.send_frame(frames.pack_done(serving.request, payload_bytes, digest))
 
-    def _read_is_served(self, serving: _Serving) -> None:
+    def _read_is_served(self, serving: Serving) -> None:
         del self._serving[serving.request]
         self._counters.served_reads += 1
         self._counters.served_read_bytes += serving.wanted.payload_bytes
 
-    def _is_open(self, serving: _Serving) -> bool:
+    def _is_open(self, serving: Serving) -> bool:
         """Not answered yet."""
         return self._serving.get(serving.request) is serving
 

@@ -15,6 +15,7 @@ from kvtransfer.stream.listener import Listener
 from kvtransfer.tcp.caller import CallerStream
 from kvtransfer.tcp.link import TcpLink
 from kvtransfer.tcp.owner import OwnerSession
+from kvtransfer.tcp.staging import Staging
 from kvtransfer.transport import Address, TransportContext
 from kvtransfer.verification import GrantedDigests
 
@@ -44,6 +45,7 @@ class TcpTransport:
         self._listener: Listener | None = None
         self._links: dict[str, _ServedLink] = {}
         self._digests = GrantedDigests()
+        self._staging = Staging(context.limits)
 
     async def start(self) -> Address:
         sock = await sockets.listening(self._bind, self._port)
@@ -74,17 +76,20 @@ class TcpTransport:
         return TcpLink(streams, peer, self._context.limits)
 
     async def quiesce(self, grant: Grant) -> None:
-        # Only the event loop's thread receives, and it is here: nothing but a digest is to be waited for.
+        # Only the event loop's thread receives, and it is here: only digests and copies of
+        # devices are to be waited for.
         link = self._links.get(grant.peer)
         if link is not None:
             for session in list(link.sessions):
                 session.stop_grant(grant)
         await self._digests.quiesce(grant)
+        await self._staging.quiesce(grant)
 
     async def end_sessions(self, peer: str, but: bytes) -> None:
         link = self._links.get(peer)
         if link is not None and not link.link_id.startswith(but):
             self._end(peer, "the peer connected anew")
+            await self._staging.quiesce_peer(peer)
 
     async def release(self, region: Region) -> None:
         """Nothing of a region is kept here."""
@@ -95,6 +100,7 @@ class TcpTransport:
         for peer in list(self._links):
             self._end(peer, "the endpoint is closed")
         await self._digests.close()
+        await self._staging.close()
 
     def admit(self, peer: str, link_id: bytes) -> bool:
         link = self._links.get(peer)
@@ -116,7 +122,7 @@ class TcpTransport:
         if link is None or link.link_id != link_id:
             sock.close()  # a newer link of the peer came up meanwhile
             return
-        session = OwnerSession(sock, peer, self._context, self._digests, self._forget)
+        session = OwnerSession(sock, peer, self._context, self._digests, self._staging, self._forget)
         link.sessions.append(session)
         session.start()
 
