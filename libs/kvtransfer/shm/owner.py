@@ -1,6 +1,7 @@
-"""The owner's side of a link: copies what the caller PUTs into granted memory, and admits its READs.
+"""The owner's side of a link: copies what the caller PUTs into granted memory.
 
-Holds one entry per PUT that is not answered. A revoked grant stops its copies before `quiesce` returns.
+Holds one entry per PUT that is not answered; READs are admitted by `reads`. A revoked grant stops
+its copies before `quiesce` returns.
 """
 
 import asyncio
@@ -9,8 +10,6 @@ import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-
-import numpy as np
 
 from kvtransfer.errors import (
     ArrivalError,
@@ -24,11 +23,11 @@ from kvtransfer.grants import Access, Grant
 from kvtransfer.kinds import TransportKind
 from kvtransfer.memory import Ranges, Region
 from kvtransfer.shm import frames as own
-from kvtransfer.shm.board import Slot
 from kvtransfer.shm.channel import Channel
 from kvtransfer.shm.copying import Copy, Outcome
-from kvtransfer.shm.frames import GoFrame, OwnKind, PutFrame
+from kvtransfer.shm.frames import OwnKind, PutFrame
 from kvtransfer.shm.memories import Exports, Imports
+from kvtransfer.shm.reads import Reads
 from kvtransfer.shm.resources import Resources
 from kvtransfer.shm.system import PeerProcess
 from kvtransfer.stream import frames
@@ -92,7 +91,7 @@ class OwnerSession:
         self._imports = Imports(self._channel, PeerProcess(sock), context.limits.regions_max)
         self._last_request = 0
         self._puts: dict[int, _Put] = {}
-        self._hashing = 0
+        self._reads = Reads(peer, context, resources, self._channel, self._exports, self._refuse)
         self._drained = False
         self._alive_at_s = time.monotonic()
 
@@ -129,9 +128,9 @@ class OwnerSession:
             case OwnKind.PUT:
                 self._on_put(self._opened(header), own.parse_put(body))
             case Kind.READ:
-                self._on_read(self._opened(header), frames.parse_request(bytearray(body)))
+                self._reads.admit(self._opened(header), frames.parse_request(bytearray(body)))
             case OwnKind.MOVED:
-                self._on_moved(own.parse_moved(body))
+                self._reads.count(own.parse_moved(body))
             case Kind.ABORT:
                 self._on_abort(header.request)
             case OwnKind.REGION:
@@ -287,46 +286,6 @@ class OwnerSession:
         if put is not None:
             put.aborted = True
             self._stop(put)
-
-    def _on_read(self, request: int, wanted: frames.TransferRequest) -> None:
-        try:
-            grant, ranges = check_request(self._context.grants, self.peer, Access.READ, wanted)
-            check_has_view(grant)
-        except GrantError as error:
-            self._refuse(request, ErrorCode.GRANT, str(error))
-            return
-        except TransportUnfit as error:
-            self._refuse(request, ErrorCode.UNFIT, str(error))
-            return
-        served_max = self._context.limits.transfers_served_max
-        if not wanted.verify:
-            self._go(request, grant, b"")
-        elif self._hashing >= served_max:
-            self._refuse(request, ErrorCode.BUSY, f"transfers_served_max of {served_max} is reached")
-        else:
-            self._hashing += 1
-            self._resources.digests.start(grant, ranges, lambda digest: self._go_with(request, grant, digest))
-
-    def _go_with(self, request: int, grant: Grant, digest: bytes) -> None:
-        self._hashing -= 1
-        if grant.revoked:
-            self._refuse(request, ErrorCode.GRANT, "the grant was revoked")
-        elif not self.closed:
-            self._go(request, grant, digest)
-
-    def _go(self, request: int, grant: Grant, digest: bytes) -> None:
-        self._exports.tell(grant.region)
-        slot: Slot = self._resources.slot_of(grant)
-        stretches: Ranges | None = None
-        if len(grant.starts) <= own.STRETCHES_TOLD_MAX:
-            stretches = np.stack((grant.starts, grant.ends - grant.starts), axis=1)
-        go = GoFrame(grant.region.region_id, slot.index, slot.epoch, digest, stretches)
-        self._channel.send(own.pack_go(request, go))
-
-    def _on_moved(self, moved: own.MovedFrame) -> None:
-        self._counters.served_reads += moved.reads
-        self._counters.served_read_bytes += moved.payload_bytes
-        self._counters.served_failures += moved.failures
 
     def _refuse(self, request: int, code: ErrorCode, text: str, landed_bytes: int = 0) -> None:
         self._counters.served_failures += 1
