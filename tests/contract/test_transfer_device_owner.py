@@ -205,6 +205,27 @@ class TestFakeDeviceOwner(DeviceOwnerContract):
         assert np.array_equal(device.get(), owned.near.memory)
 
 
+@pytest.mark.parametrize("streams", [1, 2])
+async def test_a_newer_write_waits_for_what_a_cancelled_one_still_copies(streams: int) -> None:
+    device = FakeDevice()
+    async with owned_device(device, near_limits=Limits(tcp_streams=streams)) as owned:
+        token = owned.grant().token
+        owned.near.memory[:] = 1
+        device.fake.hold()
+        older = asyncio.create_task(owned.write(token, PIECE, PIECE))
+        await eventually(lambda: device.fake.running)
+        older.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await older
+        owned.near.memory[:] = 2
+        newer = asyncio.create_task(owned.write(token, PIECE, PIECE))
+        await asyncio.sleep(0.02)  # nothing happens
+        assert owned.slots.lent == 1
+        device.fake.let_go()
+        await newer
+        assert (device.get()[:SLOT_BYTES] == 2).all()
+
+
 async def test_shm_leaves_the_device_to_tcp_and_keeps_the_rest() -> None:
     device = FakeDevice()
     async with owned_device(device, transports=("shm", "tcp")) as owned:

@@ -1,4 +1,4 @@
-"""Transfers from and to the memory of a GPU: the contract of device memory, and how quick its copies are."""
+"""Transfers from and to the memory of a GPU: the contracts of device memory, and how quick its copies are."""
 
 import time
 from collections.abc import AsyncIterator
@@ -16,9 +16,10 @@ from tests.support.device_contract import (
     DevicePair,
     device_pair,
 )
+from tests.support.device_owner_contract import DeviceOwnerContract, OwnedDevice, owned_device
 from tests.support.transfer import make_endpoint, side
 
-from kvtransfer import DeviceMemory, Limits
+from kvtransfer import Access, DeviceMemory, Limits
 
 pytestmark = [
     pytest.mark.gpu,
@@ -69,6 +70,28 @@ class TestCudaMemory(DeviceContract):
         pair.device.tensor.fill_(1.5)
         await pair.write(pair.far.grant(WHOLE, "near").token, WHOLE, WHOLE)
         assert (pair.far.memory.view(np.uint16) == 0x3FC0).all()
+
+
+class TestGrantedCudaMemory(DeviceOwnerContract):
+    @pytest.fixture
+    async def owned(self) -> AsyncIterator[OwnedDevice]:
+        async with owned_device(CudaDevice()) as made:
+            yield made
+
+    async def test_a_kernel_sees_what_arrived_and_a_reader_what_a_kernel_wrote(
+        self, owned: OwnedDevice
+    ) -> None:
+        """In the order of the default stream, without a wait of the owner's."""
+        assert isinstance(owned.device, CudaDevice)
+        owned.near.memory.view(np.uint16)[:] = 0x3FC0  # 1.5
+        await owned.write(owned.grant().token, WHOLE, WHOLE, verify=True)
+        assert float(owned.device.tensor.float().mean()) == 1.5
+        square = torch.rand(4096, 4096, device="cuda")
+        for _ in range(20):
+            square = square @ square / 1000
+        owned.device.tensor.fill_(2.0)
+        await owned.read(owned.grant(Access.READ).token, WHOLE, WHOLE)
+        assert (owned.near.memory.view(np.uint16) == 0x4000).all()
 
 
 async def test_through_the_ring_at_half_of_what_the_slower_part_reaches() -> None:

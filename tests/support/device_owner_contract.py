@@ -56,10 +56,16 @@ class OwnedDevice:
 
 @asynccontextmanager
 async def owned_device(
-    device: Device, limits: Limits = LIMITS, transports: Sequence[str] = ("tcp",)
+    device: Device,
+    limits: Limits = LIMITS,
+    transports: Sequence[str] = ("tcp",),
+    near_limits: Limits | None = None,
 ) -> AsyncIterator[OwnedDevice]:
     far = make_endpoint(transports, "far", limits=limits)
-    async with no_leaks(), side(transports, "near", np.zeros(DEVICE_BYTES, np.uint8)) as near:
+    async with (
+        no_leaks(),
+        side(transports, "near", np.zeros(DEVICE_BYTES, np.uint8), limits=near_limits) as near,
+    ):
         await far.start()
         try:
             region = far.register(device.registered)
