@@ -54,6 +54,10 @@ class Listener:
         self._accepting = asyncio.create_task(self._accept())
 
     async def close(self) -> None:
+        """Again is harmless."""
+        if self._sock.fileno() >= 0:
+            # asyncio accepts what comes now all the same, and fails at handing it to a cancelled task.
+            asyncio.get_running_loop().remove_reader(self._sock)
         tasks = [self._accepting, *self._handshakes]
         for task in tasks:
             task.cancel()

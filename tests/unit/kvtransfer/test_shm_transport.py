@@ -538,6 +538,18 @@ def entries(folder: Path) -> list[Path]:
     return list(folder.iterdir())
 
 
+async def test_closing_while_a_connection_comes() -> None:
+    loop, failures = asyncio.get_running_loop(), []
+    async with shm_side("far", shared()) as far:
+        await asyncio.sleep(0)
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.connect(f"\0{far.address['name']}")
+            loop.set_exception_handler(lambda _, context: failures.append(context))
+            await asyncio.sleep(0)  # the loop knows of it, and will accept it after what we do now
+            await far.transport.close()
+    assert failures == []
+
+
 async def test_the_socket_lies_in_the_folder_while_it_listens(tmp_path: Path) -> None:
     async with (
         no_leaks(),
