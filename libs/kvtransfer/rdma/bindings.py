@@ -1,4 +1,4 @@
-"""What is used of pyverbs, imported in one place. Importing it raises ImportError where it is not installed.
+"""What is used of pyverbs, imported in one place; ImportError, which says what is missing, without it.
 
 pyverbs has no types; `verbs` and `sendring` give it some.
 """
@@ -9,16 +9,21 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def _root_logger_kept() -> Iterator[None]:
+def _importing() -> Iterator[None]:
     """pyverbs configures the root logger when it is imported, which is for a program to do."""
     root = logging.getLogger()
     handlers, level = list(root.handlers), root.level
-    yield
+    try:
+        yield
+    except ImportError as error:
+        raise ImportError(
+            f"rdma needs the Python package pyverbs of rdma-core, which does not import: {error}"
+        ) from error
     root.handlers[:] = handlers
     root.setLevel(level)
 
 
-with _root_logger_kept():
+with _importing():
     import pyverbs.enums as enums
     from pyverbs.addr import GID, AHAttr, GlobalRoute
     from pyverbs.cq import CQ, CompChannel, cqe_status_to_str

@@ -47,8 +47,6 @@ CALLER_ACCEPTS = frames.accepts(
     Kind.ERROR,
     own={kind: OWN_BODY_BYTES_MAX[kind] for kind in _OWN_KINDS},
 )
-_PENDING_PER_IN_FLIGHT = 4
-"""Pending requests for each that may be in flight; more abandoned ones mean that the peer stalls."""
 _DRAIN_S_MAX = 0.5
 """A call that is given up waits this long for its work requests; then the link is closed."""
 _RESET_WAIT_S = 0.2
@@ -256,7 +254,7 @@ class RdmaLink:
             raise TransportUnfit(f"memory cannot be registered for rdma: {error}") from error
 
     def _next_pending(self, cut: LaneCut, is_write: bool) -> Pending:
-        pending_max = _PENDING_PER_IN_FLIGHT * self._limits.transfers_in_flight_max
+        pending_max = self._limits.requests_pending_max
         if len(self._pending) >= pending_max or self._last_request == own.REQUEST_NUMBER_MAX:
             self._connection.close(PeerLostError(f"{self.peer} left {len(self._pending)} requests open"))
         if self._connection.closed:

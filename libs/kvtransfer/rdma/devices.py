@@ -1,7 +1,4 @@
-"""The verbs devices that a transport uses: found, checked, opened, best first.
-
-Imports `verbs`, so it is imported only when a transport starts.
-"""
+"""The verbs devices that a transport uses: found, checked, opened, best first."""
 
 import logging
 import os
@@ -14,7 +11,6 @@ from kvtransfer.rdma import ports, verbs
 from kvtransfer.rdma.frames import LANES_MAX
 from kvtransfer.rdma.ports import PortFacts
 
-_PORT = 1
 _DEVICES_FOLDER = Path("/sys/class/infiniband")
 _NODES_FOLDER = Path("/sys/devices/system/node")
 
@@ -74,9 +70,7 @@ def _opened(name: str, gid_index: int | None) -> OpenDevice:
     except BaseException:
         device.close()
         raise
-    facts = PortFacts(
-        name, _PORT, _node_of_device(name), gid, state.lid, state.mtu_bytes, state.message_bytes_max
-    )
+    facts = PortFacts(name, _node_of_device(name), gid, state.lid, state.mtu_bytes)
     return OpenDevice(device, facts)
 
 

@@ -36,8 +36,8 @@ from kvtransfer.rdma.serving import Serving
 from kvtransfer.rdma.work import PIECE_BYTES, RemoteKeys, pieces_of
 from kvtransfer.stream import frames
 from kvtransfer.stream.connection import Connection
-from kvtransfer.stream.frames import ErrorCode, Header, Kind, TransferRequest
-from kvtransfer.stream.granted import check_has_view
+from kvtransfer.stream.frames import ErrorCode, Header, Kind, TransferRequest, error_code
+from kvtransfer.stream.granted import check_has_view, check_request
 from kvtransfer.stream.inbox import Incoming
 from kvtransfer.stream.outbox import Outgoing
 from kvtransfer.transport import TransportContext
@@ -65,6 +65,7 @@ class RdmaSession:
         self,
         sock: socket.socket,
         peer: str,
+        link_id: bytes,
         context: TransportContext,
         devices: Sequence[OpenDevice],
         registrations: Registrations,
@@ -73,6 +74,7 @@ class RdmaSession:
         on_end: "Callable[[RdmaSession], None]",
     ) -> None:
         self.peer = peer
+        self.link_id = link_id
         self._connection = Connection(sock, peer, self, OWNER_ACCEPTS, context.limits.turn_bytes)
         self._context = context
         self._registrations = registrations
@@ -171,8 +173,6 @@ class RdmaSession:
             raise FrameError("a request before READY")
         if not self._last_request < header.request <= own.REQUEST_NUMBER_MAX:
             raise FrameError(f"request {header.request} after {self._last_request}: numbers must grow")
-        if access is Access.READ and (wanted.tag or wanted.digest):
-            raise FrameError("a READ with a tag or a digest")
         self._last_request = header.request
         serving = self._admit(header.request, wanted, access)
         if serving is None:
@@ -191,17 +191,10 @@ class RdmaSession:
             self._refuse(request, ErrorCode.BUSY, f"transfers_served_max of {served_max} is reached")
             return None
         try:
-            grant, ranges = self._context.grants.check(wanted.token, self.peer, access, wanted.ranges)
-            if wanted.tag and grant.on_arrival is None:
-                raise GrantError("the grant takes no tags")
-            if wanted.earlier_bytes > grant.landed_bytes:
-                raise GrantError(f"{wanted.earlier_bytes} earlier bytes did not land under the grant")
+            grant, ranges = check_request(self._context.grants, self.peer, access, wanted)
             check_has_view(grant)
-        except GrantError as error:
-            self._refuse(request, ErrorCode.GRANT, str(error))
-            return None
-        except TransportUnfit as error:
-            self._refuse(request, ErrorCode.UNFIT, str(error))
+        except (GrantError, TransportUnfit) as error:
+            self._refuse(request, error_code(error), str(error))
             return None
         cut = lane_cut(wanted.payload_bytes, len(self._lanes.working))
         serving = self._serving[request] = Serving(request, wanted, grant, ranges, access, cut)
@@ -286,7 +279,7 @@ class RdmaSession:
             return
 
         def compare(found: bytes) -> None:
-            if found == sent:
+            if found == sent or serving.grant.revoked:
                 self._conclude_write(serving)
             elif self._is_open(serving):
                 self._refuse(serving.request, ErrorCode.CHECKSUM, "what arrived is not what was sent")
@@ -324,6 +317,9 @@ class RdmaSession:
     def _conclude_read(self, serving: Serving, digest: bytes) -> None:
         """A caller that reads bytes without `verify` knows the end by itself and waits for no DONE."""
         if not self._is_open(serving):
+            return
+        if serving.wanted.verify and serving.grant.revoked:
+            self._refuse(serving.request, ErrorCode.GRANT, _REVOKED)  # its digest was cut short
             return
         self._end(serving)
         payload_bytes = serving.wanted.payload_bytes

@@ -39,12 +39,10 @@ class PortFacts:
     """What is known of one active port. `numa_node` is None where the kernel does not say."""
 
     device: str
-    port: int
     numa_node: int | None
     gid: Gid
     lid: int
     mtu_bytes: int
-    message_bytes_max: int
 
 
 def chosen_gid(gids: Sequence[Gid], wanted_index: int | None = None) -> Gid | None:

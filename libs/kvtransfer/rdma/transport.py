@@ -1,26 +1,27 @@
-"""Listening and dialling for RDMA: the devices, the stream on which peers meet, the sessions."""
+"""Listening and dialling for RDMA: the devices, the stream on which peers meet, the sessions.
+
+Imports pyverbs, so it is imported once rdma is asked for.
+"""
 
 import asyncio
 import socket
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-from kvtransfer.errors import DescriptorError, PeerLostError, TransportUnavailable
+from kvtransfer.errors import DescriptorError, PeerLostError
 from kvtransfer.grants import Grant
 from kvtransfer.kinds import TransportKind
 from kvtransfer.memory import Region
 from kvtransfer.rdma import ports
+from kvtransfer.rdma.caller import RdmaLink
+from kvtransfer.rdma.devices import OpenDevice, open_devices
 from kvtransfer.rdma.frames import LANES_MAX
+from kvtransfer.rdma.owner import RdmaSession
+from kvtransfer.rdma.registrations import Registrations
+from kvtransfer.rdma.sendring import SendRing
 from kvtransfer.stream import sockets
 from kvtransfer.stream.listener import Listener
 from kvtransfer.transport import Address, Link, TransportContext
 from kvtransfer.verification import GrantedDigests
-
-if TYPE_CHECKING:  # these import pyverbs
-    from kvtransfer.rdma.devices import OpenDevice
-    from kvtransfer.rdma.owner import RdmaSession
-    from kvtransfer.rdma.registrations import Registrations
-    from kvtransfer.rdma.sendring import SendRing
 
 _RING_SIZE = 64
 """Work requests posted at once."""
@@ -53,18 +54,9 @@ class RdmaTransport:
         self._ring: SendRing | None = None
         self._listener: Listener | None = None
         self._sessions: dict[str, RdmaSession] = {}
-        self._link_ids: dict[str, bytes] = {}
         self._digests = GrantedDigests()
 
     async def start(self) -> Address:
-        try:
-            from kvtransfer.rdma.devices import open_devices
-            from kvtransfer.rdma.registrations import Registrations
-            from kvtransfer.rdma.sendring import SendRing
-        except ImportError as error:
-            raise TransportUnavailable(
-                f"rdma needs the Python package pyverbs of rdma-core, which does not import: {error}"
-            ) from error
         self._opened = open_devices(self._wanted)
         self._registrations = Registrations([one.device for one in self._opened])
         self._ring = SendRing(_RING_SIZE)
@@ -83,8 +75,6 @@ class RdmaTransport:
 
     async def dial(self, address: Address, peer: str) -> Link:
         """A new link that proved to be `peer`, with a lane that works, within `handshake_s_max`."""
-        from kvtransfer.rdma.caller import RdmaLink
-
         if self._registrations is None or self._ring is None:
             raise PeerLostError("the rdma transport is not running")
         pairs = ports.paired([one.facts.gid for one in self._opened], _parsed_gids(address), LANES_MAX)
@@ -108,7 +98,8 @@ class RdmaTransport:
 
     async def end_sessions(self, peer: str, but: bytes) -> None:
         # Its queue pairs are destroyed at once.
-        if not self._link_ids.get(peer, but).startswith(but):
+        session = self._sessions.get(peer)
+        if session is not None and not session.link_id.startswith(but):
             self._end_session(peer)
 
     async def release(self, region: Region) -> None:
@@ -130,17 +121,15 @@ class RdmaTransport:
         return True
 
     def welcome(self, sock: socket.socket, peer: str, link_id: bytes) -> None:
-        from kvtransfer.rdma.owner import RdmaSession
-
         assert self._registrations is not None
         assert self._ring is not None
         self._end_session(peer)
         session = RdmaSession(
-            *(sock, peer, self._context, self._opened, self._registrations, self._ring, self._digests),
+            *(sock, peer, link_id, self._context, self._opened),
+            *(self._registrations, self._ring, self._digests),
             on_end=self._forget,
         )
         self._sessions[peer] = session
-        self._link_ids[peer] = link_id
         session.start()
 
     def _end_session(self, peer: str) -> None:
@@ -148,10 +137,9 @@ class RdmaTransport:
         if session is not None:
             session.close("the peer connected anew")
 
-    def _forget(self, session: "RdmaSession") -> None:
+    def _forget(self, session: RdmaSession) -> None:
         if self._sessions.get(session.peer) is session:
             del self._sessions[session.peer]
-            del self._link_ids[session.peer]
 
     def _close_devices(self) -> None:
         if self._registrations is not None:

@@ -85,7 +85,6 @@ class PortState:
     active: bool
     lid: int
     mtu_bytes: int
-    message_bytes_max: int
     gids: tuple[Gid, ...]
 
 
@@ -131,7 +130,6 @@ class Device:
             active=port.state == enums.IBV_PORT_ACTIVE,
             lid=port.lid,
             mtu_bytes=MTU_BYTES[port.active_mtu - 1],
-            message_bytes_max=port.max_msg_sz,
             gids=gids,
         )
 

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvtransfer.errors import FrameError
-from kvtransfer.memory import Ranges
+from kvtransfer.memory import Ranges, offsets_at
 from kvtransfer.rdma.lane_cut import LaneCut
 
 PIECE_BYTES = 64 << 20
@@ -87,8 +87,8 @@ def planned(local: Ranges, remote: Ranges, keys: RemoteKeys, cut: LaneCut, work_
         )
     ).astype(np.int64)
     starts, lengths = marks[:-1], np.diff(marks)
-    local_offsets = _offsets(near, near_ends, starts)
-    remote_offsets = _offsets(far, far_ends, starts)
+    local_offsets = offsets_at(near, near_ends, starts)
+    remote_offsets = offsets_at(far, far_ends, starts)
     stretches = np.searchsorted(keys.starts, remote_offsets, side="right") - 1
     if bool((stretches < 0).any()) or bool((remote_offsets + lengths > keys.ends[stretches]).any()):
         raise FrameError("the owner's keys do not cover the ranges that were asked for")
@@ -125,10 +125,3 @@ def _in_pieces(ranges: Ranges) -> Ranges:
     cut_starts = np.maximum(starts[index], first_piece * PIECE_BYTES)
     cut_ends = np.minimum(ends[index], (first_piece + 1) * PIECE_BYTES)
     return np.stack((cut_starts, cut_ends - cut_starts), axis=1)
-
-
-def _offsets(ranges: Ranges, ends: Integers, starts: Integers) -> Integers:
-    """Where in the region the bytes at `starts` of the call's order lie."""
-    index = np.searchsorted(ends, starts, side="right")
-    found: Integers = ranges[index, 0] + starts - (ends[index] - ranges[index, 1])
-    return found

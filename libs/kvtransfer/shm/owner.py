@@ -31,7 +31,7 @@ from kvtransfer.shm.reads import Reads
 from kvtransfer.shm.resources import Resources
 from kvtransfer.shm.system import PeerProcess
 from kvtransfer.stream import frames
-from kvtransfer.stream.frames import ErrorCode, Header, Kind
+from kvtransfer.stream.frames import ErrorCode, Header, Kind, error_code
 from kvtransfer.stream.granted import check_has_view, check_request
 from kvtransfer.transport import TransportContext
 
@@ -164,11 +164,8 @@ class OwnerSession:
         try:
             grant, ranges = check_request(self._context.grants, self.peer, Access.WRITE, asked)
             check_has_view(grant)
-        except GrantError as error:
-            self._refuse(request, ErrorCode.GRANT, str(error))
-            return
-        except TransportUnfit as error:
-            self._refuse(request, ErrorCode.UNFIT, str(error))
+        except (GrantError, TransportUnfit) as error:
+            self._refuse(request, error_code(error), str(error))
             return
         put = _Put(request, wanted, grant, ranges)
         if not asked.payload_bytes:

@@ -15,7 +15,7 @@ from kvtransfer.shm.channel import Channel
 from kvtransfer.shm.frames import STRETCHES_TOLD_MAX, GoFrame, MovedFrame, pack_go
 from kvtransfer.shm.memories import Exports
 from kvtransfer.shm.resources import Resources
-from kvtransfer.stream.frames import ErrorCode, TransferRequest
+from kvtransfer.stream.frames import ErrorCode, TransferRequest, error_code
 from kvtransfer.stream.granted import check_has_view, check_request
 from kvtransfer.transport import TransportContext
 
@@ -48,11 +48,8 @@ class Reads:
         try:
             grant, ranges = check_request(self._context.grants, self._peer, Access.READ, wanted)
             check_has_view(grant)
-        except GrantError as error:
-            self._refuse(request, ErrorCode.GRANT, str(error))
-            return
-        except TransportUnfit as error:
-            self._refuse(request, ErrorCode.UNFIT, str(error))
+        except (GrantError, TransportUnfit) as error:
+            self._refuse(request, error_code(error), str(error))
             return
         served_max = self._context.limits.transfers_served_max
         if not wanted.verify:

@@ -77,7 +77,7 @@ class ErrorCode(IntEnum):
     PIECES = 7
 
 
-_ERROR_CLASSES: Mapping[int, type[TransferError]] = {
+_ERROR_CLASSES: Mapping[ErrorCode, type[TransferError]] = {
     ErrorCode.GRANT: GrantError,
     ErrorCode.BUSY: BusyError,
     ErrorCode.ABORTED: TransferError,
@@ -86,6 +86,8 @@ _ERROR_CLASSES: Mapping[int, type[TransferError]] = {
     ErrorCode.ARRIVAL: ArrivalError,
     ErrorCode.PIECES: PieceTooLarge,
 }
+
+_ERROR_CODES = {error_class: code for code, error_class in _ERROR_CLASSES.items()}
 
 _REQUEST_BYTES_MAX = (
     _REQUEST.size + TOKEN_BYTES_MAX + TAG_BYTES_MAX + DIGEST_BYTES + RANGES_MAX * _RANGE_BYTES
@@ -230,6 +232,11 @@ def parse_done(body: bytearray) -> tuple[int, bytes]:
 def pack_error(request: int, code: ErrorCode, text: str, landed_bytes: int = 0) -> bytes:
     cut = text.encode()[:_ERROR_TEXT_BYTES_MAX]
     return pack_header(Kind.ERROR, _ERROR.size + len(cut), request) + _ERROR.pack(landed_bytes, code) + cut
+
+
+def error_code(error: TransferError) -> ErrorCode:
+    """By which a peer is told of an error of ours."""
+    return _ERROR_CODES[type(error)]
 
 
 def parse_error(body: bytearray) -> TransferError:

@@ -24,7 +24,7 @@ from kvtransfer.kinds import TransportKind
 from kvtransfer.memory import Cursor
 from kvtransfer.stream import frames
 from kvtransfer.stream.connection import Connection
-from kvtransfer.stream.frames import ErrorCode, Header, Kind, TransferRequest
+from kvtransfer.stream.frames import ErrorCode, Header, Kind, TransferRequest, error_code
 from kvtransfer.stream.granted import check_request
 from kvtransfer.stream.inbox import Incoming
 from kvtransfer.stream.outbox import Outgoing
@@ -209,11 +209,8 @@ class OwnerSession:
         except PieceTooLarge as error:
             self._refuse(request, ErrorCode.PIECES, str(error), error.piece_bytes_max)
             return None
-        except BusyError as error:
-            self._refuse(request, ErrorCode.BUSY, str(error))
-            return None
-        except GrantError as error:
-            self._refuse(request, ErrorCode.GRANT, str(error))
+        except (BusyError, GrantError) as error:
+            self._refuse(request, error_code(error), str(error))
             return None
         serving = self._serving[request] = Serving(request, wanted, grant, ranges, access)
         return serving

@@ -6,10 +6,17 @@ from contextlib import asynccontextmanager
 
 import numpy as np
 import pytest
-from tests.support.device_contract import DEVICE_BYTES, WHOLE, DevicePair, FakeDevice, FakeDeviceMemory
-from tests.support.transfer import make_endpoint, no_leaks, pattern, side
+from tests.support.device_contract import (
+    DEVICE_BYTES,
+    WHOLE,
+    DevicePair,
+    FakeDevice,
+    FakeDeviceMemory,
+    device_pair,
+)
+from tests.support.transfer import pattern
 
-from kvtransfer import Access
+from kvtransfer import Access, Limits
 from kvtransfer.device import DirectAccess
 
 pytestmark = pytest.mark.rdma
@@ -37,15 +44,8 @@ class ReachableMemory(FakeDeviceMemory):
 async def pair_with(memory: ReachableMemory) -> AsyncIterator[DevicePair]:
     device = FakeDevice()
     device.fake = memory
-    near = make_endpoint("rdma", "near")
-    async with no_leaks(), side("rdma", "far", np.zeros(DEVICE_BYTES, np.uint8)) as far:
-        await near.start()
-        try:
-            region = near.register(device.registered)
-            peer = await near.connect(far.endpoint.descriptor(), timeout_s=5)
-            yield DevicePair(near, region, device, far, peer)
-        finally:
-            await near.close()
+    async with device_pair("rdma", device, Limits()) as made:
+        yield made
 
 
 async def test_no_byte_is_copied_in_host_memory() -> None:

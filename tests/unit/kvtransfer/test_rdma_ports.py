@@ -59,7 +59,7 @@ def test_names_of_devices_that_are_none(text: str) -> None:
 
 
 def port(device: str, node: int | None) -> PortFacts:
-    return PortFacts(device, 1, node, IPV4, 0, 4096, 1 << 30)
+    return PortFacts(device, node, IPV4, 0, 4096)
 
 
 def names(found: list[PortFacts]) -> list[str]:
