@@ -193,8 +193,11 @@ class Peer:
             running.kind = line.kind
             try:
                 await self._move(line.link, running)
-            except TransportUnfit:
-                self._lines.release(line)
+            except TransportUnfit as error:
+                if error.settled or not running.write:
+                    self._lines.release(line)
+                else:  # its other parts must not land after what the next transport brings
+                    self._lines.failed(line, error, distrusted=True, settled=False)
                 unfit = unfit | {line.kind}
                 if unfit >= set(self._lines.kinds):
                     raise

@@ -316,6 +316,17 @@ async def test_memory_that_a_transport_cannot_serve_goes_over_the_next_for_that_
 
 
 @in_virtual_time
+async def test_parts_left_on_a_transport_that_cannot_serve_the_others() -> None:
+    network = FakeNetwork(SHM, TCP)
+    unfit = network.answers[SHM] = TransportUnfit("device memory")
+    unfit.settled = False
+    peer = network.peer()
+    assert (await write(peer)).transport is TCP
+    assert network.links[SHM][0].closed
+    assert network.eras == 2
+
+
+@in_virtual_time
 async def test_a_transport_that_corrupts_is_left() -> None:
     network = FakeNetwork(SHM, TCP)
     peer = network.peer()
