@@ -2,7 +2,7 @@
 
 Control frames (requests, keys, answers) go over an authenticated stream as with tcp; payload goes over
 reliable-connected queue pairs, one per pair of network devices, which together are the lanes of a link.
-What touches libibverbs needs the Python package pyverbs and is imported when the transport starts; without
-it, or without a device, the transport says so with TransportUnavailable. `ports`, `work`, `sendqueue`,
-`lane_cut` and `frames` are pure.
+What touches libibverbs needs the Python package pyverbs and is imported once rdma is asked for; without it,
+or without a device, an endpoint gets TransportUnavailable. `ports`, `work`, `sendqueue`, `lane_cut` and
+`frames` are pure.
 """

@@ -13,8 +13,6 @@ import logging
 import socket
 from collections.abc import Callable, Sequence
 
-import numpy as np
-
 from kvtransfer.errors import (
     ArrivalError,
     FrameError,
@@ -28,12 +26,13 @@ from kvtransfer.kinds import TransportKind
 from kvtransfer.rdma import frames as own
 from kvtransfer.rdma.devices import OpenDevice
 from kvtransfer.rdma.frames import OWN_BODY_BYTES_MAX, LaneEnd, RdmaKind
+from kvtransfer.rdma.giving import KeyGiver
 from kvtransfer.rdma.lane_cut import lane_cut
 from kvtransfer.rdma.lanes import OwnerLanes
-from kvtransfer.rdma.registrations import PieceKeys, Registrations
+from kvtransfer.rdma.registrations import Registrations
 from kvtransfer.rdma.sendring import SendRing
 from kvtransfer.rdma.serving import Serving
-from kvtransfer.rdma.work import PIECE_BYTES, RemoteKeys, pieces_of
+from kvtransfer.rdma.work import RemoteKeys
 from kvtransfer.stream import frames
 from kvtransfer.stream.connection import Connection
 from kvtransfer.stream.frames import ErrorCode, Header, Kind, TransferRequest, error_code
@@ -77,7 +76,11 @@ class RdmaSession:
         self.link_id = link_id
         self._connection = Connection(sock, peer, self, OWNER_ACCEPTS, context.limits.turn_bytes)
         self._context = context
-        self._registrations = registrations
+        self._keys = KeyGiver(
+            registrations,
+            self._go,
+            lambda serving, reason: self._refuse(serving.request, ErrorCode.UNFIT, reason),
+        )
         self._lanes = OwnerLanes(
             *(devices, ring, self._on_immediate),
             on_failure=lambda reason: self.close(f"a lane of {peer} failed: {reason}"),
@@ -88,7 +91,6 @@ class RdmaSession:
         self._is_reset = False
         self._last_request = 0
         self._serving: dict[int, Serving] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self) -> None:
         self._connection.start()
@@ -125,8 +127,7 @@ class RdmaSession:
     def on_closed(self, error: TransferError) -> None:
         self._lanes.close(error)
         self._end_all()
-        for task in self._tasks:
-            task.cancel()
+        self._keys.close()
         if isinstance(error, FrameError):
             _log.warning("rdma link of %s closed: %s", self.peer, error)
         self._on_end(self)
@@ -178,7 +179,7 @@ class RdmaSession:
         if serving is None:
             return
         if wanted.payload_bytes:
-            self._give_keys(serving)
+            self._keys.give(serving, self._lanes.devices(serving.cut.lanes))
         elif access is Access.WRITE:
             self._all_landed(serving)
         else:
@@ -200,41 +201,9 @@ class RdmaSession:
         serving = self._serving[request] = Serving(request, wanted, grant, ranges, access, cut)
         return serving
 
-    def _give_keys(self, serving: Serving) -> None:
-        """At once if the memory is registered already, else when it is."""
-        pieces = pieces_of(serving.ranges)
-        if len(pieces) > own.STRETCHES_MAX:
-            text = f"the ranges touch {len(pieces)} pieces of memory, at most {own.STRETCHES_MAX}"
-            self._refuse(serving.request, ErrorCode.UNFIT, text)
-            return
-        devices = self._lanes.devices(serving.cut.lanes)
-        keys = self._registrations.known(serving.grant.region, pieces, devices)
-        if keys is not None:
-            self._go(serving, keys)
-            return
-        task = asyncio.create_task(self._register(serving, pieces, devices))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _register(self, serving: Serving, pieces: list[int], devices: list[int]) -> None:
-        try:
-            keys = await self._registrations.make(
-                serving.grant.region, pieces, devices, lambda: self._is_open(serving)
-            )
-        except OSError as error:
-            if self._is_open(serving):
-                text = f"the memory cannot be registered for rdma: {error}"
-                self._refuse(serving.request, ErrorCode.UNFIT, text)
-            return
-        if keys is not None and self._is_open(serving):
-            self._go(serving, keys)
-
-    def _go(self, serving: Serving, keys: PieceKeys) -> None:
+    def _go(self, serving: Serving, keys: RemoteKeys) -> None:
         serving.keys_given = True
-        starts = keys.pieces * PIECE_BYTES
-        ends = np.minimum(starts + PIECE_BYTES, serving.grant.region.region_bytes)
-        remote = RemoteKeys(keys.base_address, starts, ends, keys.remote)
-        self._connection.send_frame(own.pack_go(serving.request, remote))
+        self._connection.send_frame(own.pack_go(serving.request, keys))
 
     def _on_immediate(self, lane: int, request: int) -> None:
         """A part landed. Of a request that ended meanwhile it means nothing."""
