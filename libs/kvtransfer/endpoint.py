@@ -82,7 +82,7 @@ class Endpoint:
 
     async def start(self) -> None:
         """Listen. Raises OSError if an address cannot be bound, TransportUnavailable if this machine has
-        none of the transports."""
+        none of the transports, ValueError for a folder or devices that a transport cannot use."""
         started = await start_transports(self._kinds, self._context, self._settings)
         self._started = started
         addresses = tuple(dict(address) for address in started.addresses)

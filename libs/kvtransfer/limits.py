@@ -18,6 +18,9 @@ SECRET_BYTES_MIN = 16
 CHUNK_BYTES_MAX = 4 << 20
 """Payload of one data frame. A receiver accepts this much; a sender makes them `turn_bytes` at most."""
 
+IOVECS_MAX = 1024
+"""IOV_MAX of Linux: buffers of one system call."""
+
 STREAMS_MAX = 16
 """Streams of one link that an owner accepts."""
 

@@ -19,9 +19,10 @@ from contextlib import suppress
 from enum import Enum
 from queue import SimpleQueue
 
+from kvtransfer.limits import IOVECS_MAX
 from kvtransfer.shm.board import Permission
 from kvtransfer.shm.pieces import Chunk, Pieces
-from kvtransfer.shm.system import IOVECS_MAX, PeerProcess, copy_memory, fill_memory, read_process
+from kvtransfer.shm.system import PeerProcess, copy_memory, fill_memory, read_process
 
 MEAN_PIECE_BYTES_MIN = 16 << 10
 """Smaller pieces on average are gathered into system calls. Measured alone, memmove is a little faster at

@@ -20,9 +20,6 @@ from kvtransfer.errors import FrameError
 from kvtransfer.huge_pages import map_aligned, unmap_memory
 from kvtransfer.shared_buffer import F_GET_SEALS, F_SEAL_SHRINK
 
-IOVECS_MAX = 1024
-"""IOV_MAX of Linux: pieces of one call."""
-
 _CREDENTIALS = struct.Struct("3i")
 
 _libc = ctypes.CDLL(None, use_errno=True)

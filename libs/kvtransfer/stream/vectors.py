@@ -10,10 +10,8 @@ import os
 import numpy as np
 import numpy.typing as npt
 
+from kvtransfer.limits import IOVECS_MAX
 from kvtransfer.memory import Cursor
-
-ROWS_MAX = 1024
-"""IOV_MAX of Linux."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _ARGUMENTS = (ctypes.c_int, ctypes.c_void_p, ctypes.c_int)
@@ -30,14 +28,14 @@ class Vectors:
     __slots__ = ("_address", "_rows", "_used", "total_bytes")
 
     def __init__(self) -> None:
-        self._rows: npt.NDArray[np.uint64] = np.empty((ROWS_MAX, 2), np.uint64)
+        self._rows: npt.NDArray[np.uint64] = np.empty((IOVECS_MAX, 2), np.uint64)
         self._address = int(self._rows.ctypes.data)
         self._used = 0
         self.total_bytes = 0
 
     def fill(self, cursor: Cursor, bytes_max: int) -> None:
         """The next bytes of a tabled cursor, at most `bytes_max`; leaves a row free."""
-        self._used, self.total_bytes = cursor.rows(bytes_max, self._rows[: ROWS_MAX - 1])
+        self._used, self.total_bytes = cursor.rows(bytes_max, self._rows[: IOVECS_MAX - 1])
 
     def add(self, address: int, count: int) -> None:
         """One buffer more, in the row that `fill` left free."""

@@ -18,7 +18,7 @@ from kvtransfer.limits import Limits
 from kvtransfer.memory import Cursor, no_ranges
 from kvtransfer.slots import HostSlots, Slot
 from kvtransfer.stream import frames
-from kvtransfer.stream.frames import ErrorCode, TransferRequest
+from kvtransfer.stream.frames import ErrorCode, TransferRequest, error_code
 from kvtransfer.stream.outbox import Outgoing
 from kvtransfer.tcp.serving import Serving, Staged
 from kvtransfer.verification import digest
@@ -192,12 +192,8 @@ def _compare(sent: bytes, found: bytes) -> None:
 def _told(error: BaseException) -> tuple[ErrorCode, str]:
     """An error as the peer hears of it."""
     match error:
-        case GrantError():
-            return ErrorCode.GRANT, str(error)
-        case BusyError():
-            return ErrorCode.BUSY, str(error)
-        case ChecksumError():
-            return ErrorCode.CHECKSUM, str(error)
+        case GrantError() | BusyError() | ChecksumError():
+            return error_code(error), str(error)
         case TransferError():
             return ErrorCode.ABORTED, f"the owner's device failed: {error}"
         case _:

@@ -7,17 +7,18 @@ import socket
 import numpy as np
 import pytest
 
+from kvtransfer.limits import IOVECS_MAX
 from kvtransfer.memory import Cursor, address_of, checked_ranges
-from kvtransfer.stream.vectors import ROWS_MAX, Vectors
+from kvtransfer.stream.vectors import Vectors
 
 pytestmark = pytest.mark.unit
 
-SIZE = 3 * ROWS_MAX * 20
+SIZE = 3 * IOVECS_MAX * 20
 
 
 def scattered() -> np.ndarray:
     """More small ranges than one system call takes, in random order."""
-    places = np.random.default_rng(1).permutation(3 * ROWS_MAX)
+    places = np.random.default_rng(1).permutation(3 * IOVECS_MAX)
     return checked_ranges(np.stack((places * 20, 1 + places % 15), axis=1), SIZE, "ranges")
 
 
