@@ -15,6 +15,7 @@ from typing import TypeVar
 import numpy as np
 
 from kvtransfer.device import DeviceMemory
+from kvtransfer.errors import EndpointClosedError
 from kvtransfer.limits import Limits
 from kvtransfer.memory import Ranges, Region
 from kvtransfer.outlasting import outlast
@@ -90,6 +91,8 @@ class HostSlots:
         self._ring: _Ring | None = None
         self._making = asyncio.Lock()
         self._threads: ThreadPoolExecutor | None = None
+        self._closed = False
+        self._unused: asyncio.Future[None] | None = None
 
     @property
     def region(self) -> Region | None:
@@ -103,17 +106,21 @@ class HostSlots:
 
     @contextlib.asynccontextmanager
     async def slot(self, device: DeviceMemory) -> AsyncIterator[Slot]:
-        """One that is pinned for this kind of device, once one is free."""
+        """One that is pinned for this kind of device, once one is free. Raises EndpointClosedError."""
+        self._check_open()
         self.waiting += 1
         try:
             ring = await self._ready_ring(device)
             offset = await ring.take()
         finally:
             self.waiting -= 1
+            self._tell_if_unused()
         try:
+            self._check_open()
             yield Slot(ring.region, offset)
         finally:
             ring.give(offset)
+            self._tell_if_unused()
 
     async def copy(self, slot: Slot, count: int, copies: Callable[[memoryview], _Result]) -> _Result:
         """Have `copies` work in a thread on the slot's first `count` bytes. Returns when it ended, also if
@@ -121,7 +128,11 @@ class HostSlots:
         return await self._in_thread(partial(_lend, slot, count, copies))
 
     async def close(self) -> None:
-        """Nobody uses a slot any more: give the memory back."""
+        """Give the memory back, once nobody uses a slot any more; no more are lent."""
+        self._closed = True
+        if self._in_use:
+            self._unused = asyncio.get_running_loop().create_future()
+            await self._unused
         ring, self._ring = self._ring, None
         if ring is not None:
             for unpin in ring.unpin.values():
@@ -129,6 +140,18 @@ class HostSlots:
             ring.close()
         if self._threads is not None:
             self._threads.shutdown()
+
+    @property
+    def _in_use(self) -> bool:
+        return bool(self.waiting or self.lent)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise EndpointClosedError("the endpoint is closed")
+
+    def _tell_if_unused(self) -> None:
+        if self._unused is not None and not self._unused.done() and not self._in_use:
+            self._unused.set_result(None)
 
     async def _ready_ring(self, device: DeviceMemory) -> _Ring:
         """Pinned for this kind of device."""

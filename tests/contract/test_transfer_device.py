@@ -19,6 +19,8 @@ from tests.support.device_contract import (
 from tests.support.eventually import eventually
 from tests.support.transfer import pattern
 
+from kvtransfer import EndpointClosedError, PeerLostError
+
 pytestmark = pytest.mark.contract
 
 
@@ -53,6 +55,18 @@ class TestFakeDevice(DeviceContract):
         with pytest.raises(asyncio.CancelledError):
             await writing
         assert not fake.running
+
+    async def test_closing_waits_for_copies_and_fails_the_calls(self, pair: DevicePair) -> None:
+        fake = pair.device.memory
+        assert isinstance(fake, FakeDeviceMemory)
+        fake.copy_s = 0.02
+        token = pair.far.grant(WHOLE, "near").token
+        calls = [asyncio.create_task(pair.write(token, WHOLE, WHOLE)) for _ in range(3)]
+        await eventually(lambda: fake.running)
+        await pair.near.close()
+        assert fake.pinned == fake.running == 0
+        for failure in await asyncio.gather(*calls, return_exceptions=True):
+            assert isinstance(failure, PeerLostError | EndpointClosedError)
 
     async def test_a_device_that_fails_fails_the_call(self, pair: DevicePair) -> None:
         fake = pair.device.memory
