@@ -18,6 +18,9 @@ from kvtransfer.errors import ArrivalError, BusyError, GrantError, RangeError
 from kvtransfer.limits import NAME_BYTES_MAX
 from kvtransfer.memory import FEW_RANGES, Ranges, Region, checked_ranges
 
+REVOKED = "the grant was revoked"
+"""What a call hears whose grant is withdrawn while it runs."""
+
 _TOKEN_VERSION = "g1"
 _INT64 = np.dtype(np.int64)
 _Integers = list[int] | npt.NDArray[np.int64]

@@ -21,6 +21,7 @@ from kvtransfer.errors import (
     TransferError,
     TransportUnfit,
 )
+from kvtransfer.grants import REVOKED
 from kvtransfer.kinds import TransportKind
 from kvtransfer.limits import Limits
 from kvtransfer.rdma import frames as own
@@ -195,14 +196,14 @@ class RdmaLink:
         """The call stops where it is; `_call` tells the owner when nothing of it is under way any more."""
         pending = self._pending.get(request)
         if pending is not None and not pending.abandoned:
-            pending.error = GrantError("the grant was revoked")
+            pending.error = GrantError(REVOKED)
             pending.answered()
 
     def _on_reset(self, requests: frozenset[int]) -> None:
         for request in requests:
             pending = self._pending.get(request)
             if pending is not None:
-                pending.error = GrantError("the grant was revoked")
+                pending.error = GrantError(REVOKED)
         self._connection.close(PeerLostError(f"{self.peer} made the link anew: a grant was revoked in use"))
 
     def _of(self, header: Header) -> Pending:

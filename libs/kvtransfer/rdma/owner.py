@@ -21,7 +21,7 @@ from kvtransfer.errors import (
     TransferError,
     TransportUnfit,
 )
-from kvtransfer.grants import Access, Grant
+from kvtransfer.grants import REVOKED, Access, Grant
 from kvtransfer.kinds import TransportKind
 from kvtransfer.rdma import frames as own
 from kvtransfer.rdma.devices import OpenDevice
@@ -52,7 +52,6 @@ OWNER_ACCEPTS = frames.accepts(
 
 REVOKE_S_MAX = 0.25
 """So long a caller has to stop, and to say so, when a grant is revoked in use."""
-_REVOKED = "the grant was revoked"
 
 _log = logging.getLogger(__name__)
 
@@ -140,7 +139,7 @@ class RdmaSession:
                 moving.append(serving)
                 self._connection.send_frame(own.pack_revoked(serving.request))
             else:
-                self._refuse(serving.request, ErrorCode.GRANT, _REVOKED)
+                self._refuse(serving.request, ErrorCode.GRANT, REVOKED)
         if not moving:
             return
         try:
@@ -236,7 +235,7 @@ class RdmaSession:
         if serving is None:
             return
         if serving.grant.revoked:
-            self._refuse(request, ErrorCode.GRANT, _REVOKED)
+            self._refuse(request, ErrorCode.GRANT, REVOKED)
         else:
             self._refuse(request, ErrorCode.ABORTED, "aborted by the caller")
 
@@ -259,7 +258,7 @@ class RdmaSession:
         if not self._is_open(serving):
             return  # revoked, or the link was lost, while its digest was made
         if serving.grant.revoked:
-            self._refuse(serving.request, ErrorCode.GRANT, _REVOKED)
+            self._refuse(serving.request, ErrorCode.GRANT, REVOKED)
             return
         wanted = serving.wanted
         if wanted.tag:
@@ -288,7 +287,7 @@ class RdmaSession:
         if not self._is_open(serving):
             return
         if serving.wanted.verify and serving.grant.revoked:
-            self._refuse(serving.request, ErrorCode.GRANT, _REVOKED)  # its digest was cut short
+            self._refuse(serving.request, ErrorCode.GRANT, REVOKED)  # its digest was cut short
             return
         self._end(serving)
         payload_bytes = serving.wanted.payload_bytes

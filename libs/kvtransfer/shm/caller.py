@@ -24,6 +24,7 @@ from kvtransfer.errors import (
     TransferError,
     TransportUnfit,
 )
+from kvtransfer.grants import REVOKED
 from kvtransfer.kinds import TransportKind
 from kvtransfer.limits import Limits
 from kvtransfer.memory import Region
@@ -294,7 +295,7 @@ class CallerLink:
             return anew(self._error)
         if outcome is Outcome.WITHDRAWN:
             self._admissions.forget(call.token)
-            return GrantError("the grant was revoked")
+            return GrantError(REVOKED)
         if outcome is Outcome.REFUSED:
             return TransportUnfit("the kernel does not let us read the peer's memory")
         error = PeerLostError(f"the memory of {self._peer} is not where it said")

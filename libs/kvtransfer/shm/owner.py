@@ -19,7 +19,7 @@ from kvtransfer.errors import (
     TransferError,
     TransportUnfit,
 )
-from kvtransfer.grants import Access, Grant
+from kvtransfer.grants import REVOKED, Access, Grant
 from kvtransfer.kinds import TransportKind
 from kvtransfer.memory import Ranges, Region
 from kvtransfer.shm import frames as own
@@ -233,7 +233,7 @@ class OwnerSession:
     def _fail(self, put: _Put, outcome: Outcome | None) -> None:
         request, landed_bytes = put.request, put.counted_bytes
         if put.grant.revoked:
-            self._refuse(request, ErrorCode.GRANT, "the grant was revoked", landed_bytes)
+            self._refuse(request, ErrorCode.GRANT, REVOKED, landed_bytes)
         elif outcome is Outcome.STOPPED or outcome is Outcome.WITHDRAWN:
             self._refuse(request, ErrorCode.ABORTED, "aborted by the caller", landed_bytes)
         elif outcome is Outcome.REFUSED:

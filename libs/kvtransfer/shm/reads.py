@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 
 from kvtransfer.errors import GrantError, TransportUnfit
-from kvtransfer.grants import Access, Grant
+from kvtransfer.grants import REVOKED, Access, Grant
 from kvtransfer.kinds import TransportKind
 from kvtransfer.memory import Ranges
 from kvtransfer.shm.channel import Channel
@@ -69,7 +69,7 @@ class Reads:
     def _go_with(self, request: int, grant: Grant, digest: bytes) -> None:
         self._hashing -= 1
         if grant.revoked:
-            self._refuse(request, ErrorCode.GRANT, "the grant was revoked")
+            self._refuse(request, ErrorCode.GRANT, REVOKED)
         elif not self._channel.closed:
             self._go(request, grant, digest)
 

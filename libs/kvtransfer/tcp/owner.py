@@ -19,7 +19,7 @@ from kvtransfer.errors import (
     PieceTooLarge,
     TransferError,
 )
-from kvtransfer.grants import Access, Grant
+from kvtransfer.grants import REVOKED, Access, Grant
 from kvtransfer.kinds import TransportKind
 from kvtransfer.memory import Cursor
 from kvtransfer.stream import frames
@@ -30,7 +30,7 @@ from kvtransfer.stream.inbox import Incoming
 from kvtransfer.stream.outbox import Outgoing
 from kvtransfer.tcp.frames import pack_go
 from kvtransfer.tcp.serving import Serving
-from kvtransfer.tcp.staging import REVOKED, Staging
+from kvtransfer.tcp.staging import Staging
 from kvtransfer.transport import TransportContext
 from kvtransfer.verification import GrantedDigests
 

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from kvtransfer.device import DeviceMemory, DeviceRegion
 from kvtransfer.errors import BusyError, ChecksumError, GrantError, PieceTooLarge, TransferError
-from kvtransfer.grants import Access, Grant
+from kvtransfer.grants import REVOKED, Access, Grant
 from kvtransfer.limits import Limits
 from kvtransfer.memory import Cursor, no_ranges
 from kvtransfer.slots import HostSlots, Slot
@@ -23,7 +23,6 @@ from kvtransfer.stream.outbox import Outgoing
 from kvtransfer.tcp.serving import Serving, Staged
 from kvtransfer.verification import digest
 
-REVOKED = "the grant was revoked"
 _NOTHING = memoryview(b"")
 
 _log = logging.getLogger(__name__)
