@@ -8,12 +8,16 @@ from collections.abc import Awaitable, Callable, Iterable
 from copy import copy
 from dataclasses import dataclass, replace
 
-from kvtransfer.errors import TransferError
+from kvtransfer.errors import PieceTooLarge, TransferError, TransportUnfit
 from kvtransfer.parts import sliced
 from kvtransfer.transport import Call, LocalMemory
 
 PIECES_AT_ONCE = 4
 """Of one call: one that is copied, one on the wire, and two between so that neither waits for the other."""
+
+REFUSED_ALIKE = (TransportUnfit, PieceTooLarge)
+"""What all pieces of a call meet at this transport. It goes on another way, so those that are under way are
+waited for: nothing of them comes later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +57,7 @@ async def in_pieces(call: Call, piece_bytes_max: int, move: Move) -> None:
             await _some_at_once([last], 1, move, landed)
     except TransferError as error:
         error.landed = tuple(sorted(landed))
-        error.settled = error.settled and len(starts) == 1
+        error.settled = error.settled and (len(starts) == 1 or isinstance(error, REFUSED_ALIKE))
         raise
 
 
@@ -61,15 +65,21 @@ async def _some_at_once(
     pieces: Iterable[Piece], at_once: int, move: Move, landed: list[tuple[int, int]]
 ) -> None:
     waiting = iter(pieces)
+    refused: list[TransferError] = []
 
     async def some() -> None:
         for piece in waiting:
             try:
                 await move(piece)
+            except REFUSED_ALIKE as error:
+                refused.append(error)
             except TransferError as error:
                 landed.extend((piece.start + start, count) for start, count in error.landed)
                 raise
-            landed.append((piece.start, piece.count))
+            else:
+                landed.append((piece.start, piece.count))
+            if refused:
+                return
 
     try:
         async with asyncio.TaskGroup() as tasks:
@@ -77,3 +87,5 @@ async def _some_at_once(
                 tasks.create_task(some())
     except ExceptionGroup as group:
         raise copy(group.exceptions[0]) from None  # calls that fail with one link share its error
+    if refused:
+        raise copy(refused[0])

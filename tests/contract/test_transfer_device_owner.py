@@ -145,7 +145,7 @@ class TestFakeDeviceOwner(DeviceOwnerContract):
         revoking = asyncio.create_task(owned.far.revoke(grant))
         await asyncio.sleep(0.02)  # nothing happens
         assert not revoking.done()
-        assert owned.slots.lent == 4
+        assert owned.slots.lent >= 2  # of the copies that run
         device.fake.let_go()
         await revoking
         assert owned.slots.lent == 0
@@ -236,6 +236,10 @@ async def test_shm_leaves_the_device_to_tcp_and_keeps_the_rest() -> None:
         owned.near.memory[:] = 0
         assert (await owned.read(owned.grant(Access.READ).token, WHOLE, WHOLE)).transport is TransportKind.TCP
         assert np.array_equal(device.get(), owned.near.memory)
+        await owned.write(owned.grant().token, WHOLE, WHOLE, verify=True)
+        other = owned.near.endpoint.register(FakeDevice().registered)
+        await owned.peer.write(other, WHOLE, owned.grant().token, WHOLE, timeout_s=10)
+        assert not device.get().any()
         host = owned.far.register(bytearray(100))
         grant = owned.far.grant(host, [(0, 100)], peer="near", generation=1)
         done = await owned.write(grant.token, [(0, 100)], [(0, 100)])

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvtransfer import BusyError, FrameError, Limits, Region
+from kvtransfer import BusyError, FrameError, Limits, Region, TransportUnfit
 from kvtransfer.errors import PieceTooLarge
 from kvtransfer.limits import PIECE_BYTES_MIN
 from kvtransfer.memory import no_ranges
@@ -70,6 +70,25 @@ async def test_a_piece_that_fails_is_the_calls_error_with_what_landed_of_all() -
         await in_pieces(call_of(100), 10, move)
     assert raised.value.landed == ((0, 10), (10, 10), (20, 4), *((at, 10) for at in range(30, 100, 10)))
     assert not raised.value.settled
+
+
+@pytest.mark.parametrize("tag", [b"", b"tag"])
+async def test_pieces_that_the_transport_does_not_serve_leave_none_on_its_way(tag: bytes) -> None:
+    begun: list[int] = []
+    ended: list[int] = []
+
+    async def move(piece: Piece) -> None:
+        begun.append(piece.start)
+        for _ in range(piece.start):  # the later ones take longer
+            await asyncio.sleep(0)
+        ended.append(piece.start)
+        raise TransportUnfit("not this memory")
+
+    with pytest.raises(TransportUnfit) as raised:
+        await in_pieces(call_of(100, tag), 10, move)
+    assert begun == ended == [0, 10, 20, 30]
+    assert raised.value.settled
+    assert raised.value.landed == ()
 
 
 def test_an_owner_says_how_large_pieces_may_be() -> None:
