@@ -54,6 +54,10 @@ class Arena:
         start = block_id * self.block_bytes
         return self._buffer[start : start + self.block_bytes]
 
+    def take_memory(self) -> bool:
+        """Take the memory of all blocks now, in huge pages; see `SharedBuffer.take_memory`."""
+        return self._memory.take_memory()
+
     def close(self) -> None:
         """Give the memory back: at once, or when the last view of it is gone. Closing twice is nothing."""
         self._buffer.release()

@@ -40,6 +40,10 @@ class WorkerConfig(ServiceConfig):
     pool_bytes: int = field(
         default=2 * 1024**3, metadata={"help": "bytes of KV blocks in DRAM", "min": 1024 * 1024}
     )
+    pool_huge_pages: bool = field(
+        default=False,
+        metadata={"help": "take all of pool_bytes at the start, in huge pages: copies are faster (Linux 6.1)"},
+    )
     swap_bytes: int = field(
         default=0,
         metadata={

@@ -88,6 +88,8 @@ class Node:
 
     async def start(self) -> None:
         """Ready to serve when this returns."""
+        if self.config.pool_huge_pages and not await asyncio.to_thread(self.arena.take_memory):
+            self.context.log.warning("the kernel gives the pool no huge pages")
         await self.engine.start()
         self.cost = await self._profile()
         self.structures.prepare()

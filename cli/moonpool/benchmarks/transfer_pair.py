@@ -34,7 +34,7 @@ CONNECT_S_MAX = 10.0
 
 @dataclass(frozen=True, slots=True)
 class BenchMemory:
-    """Memory as the pool has it: `buffer` is registered, `array` is the same bytes."""
+    """Memory as a pool with `pool_huge_pages` has it: `buffer` is registered, `array` is the same bytes."""
 
     buffer: RegisterableBuffer
     array: Memory
@@ -45,6 +45,7 @@ class BenchMemory:
         buffer = SharedBuffer.create(memory_bytes)
         array = np.frombuffer(buffer, np.uint8)
         array[:] = 1
+        buffer.take_memory()  # numpy asks for huge pages too, and the ceilings' memory is numpy's
         return cls(buffer, array)
 
 

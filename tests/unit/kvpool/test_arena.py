@@ -87,3 +87,12 @@ def test_peers_of_the_host_can_map_it_but_not_write_to_it():
             assert seen[4096] == 5
         with pytest.raises(PermissionError):
             mmap.mmap(shared.fileno(), 8192)
+
+
+def test_its_memory_can_be_taken_at_once():
+    with Arena.create(9, 1 << 20) as arena:
+        arena.block(3)[7] = 9
+        if not arena.take_memory():
+            pytest.skip("this kernel does not collapse shared memory (it came with Linux 6.1)")
+        assert arena.block(3)[7] == 9
+        assert os.fstat(arena.buffer.obj.fileno()).st_blocks * 512 >= 6 << 20
