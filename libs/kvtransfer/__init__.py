@@ -7,6 +7,7 @@ block means: it is given ranges of bytes. `Endpoint` is the way in; the transpor
 from kvtransfer.device import DeviceMemory
 from kvtransfer.endpoint import TRANSPORTS, Endpoint
 from kvtransfer.errors import (
+    ArrivalError,
     AuthError,
     BusyError,
     ChecksumError,
@@ -28,6 +29,7 @@ from kvtransfer.limits import SECRET_BYTES_MIN, TAG_BYTES_MAX, Limits
 from kvtransfer.memory import Ranges, Region, RegisterableBuffer, checksum
 from kvtransfer.peer import Peer
 from kvtransfer.results import Transferred
+from kvtransfer.shared_buffer import SharedBuffer
 from kvtransfer.statistics import PeerStatistics, TransferCounters
 
 __all__ = [
@@ -36,6 +38,7 @@ __all__ = [
     "TRANSPORTS",
     "Access",
     "Arrival",
+    "ArrivalError",
     "AuthError",
     "BusyError",
     "ChecksumError",
@@ -55,6 +58,7 @@ __all__ = [
     "Region",
     "RegisterableBuffer",
     "RetryableTransferError",
+    "SharedBuffer",
     "TransferCounters",
     "TransferError",
     "TransferTimeout",

@@ -58,8 +58,8 @@ class Endpoint:
     ) -> None:
         if not 0 < len(name.encode()) <= NAME_BYTES_MAX:
             raise ValueError(f"name must have 1 to {NAME_BYTES_MAX} bytes")
-        if len(secret) < SECRET_BYTES_MIN:
-            raise ValueError(f"secret must have at least {SECRET_BYTES_MIN} bytes")
+        if not isinstance(secret, bytes) or len(secret) < SECRET_BYTES_MIN:
+            raise ValueError(f"secret must be bytes, and have at least {SECRET_BYTES_MIN} bytes")
         if not transports or len(set(transports)) != len(transports):
             raise ValueError(f"transports must name at least one, each once, not {list(transports)}")
         self.name = name
@@ -82,7 +82,9 @@ class Endpoint:
 
     async def start(self) -> None:
         """Listen. Raises OSError if an address cannot be bound, TransportUnavailable if this machine has
-        none of the transports, ValueError for a folder or devices that a transport cannot use."""
+        none of the transports, ValueError for a folder or devices that a transport cannot use,
+        EndpointClosedError after `close`."""
+        self._check_open()
         started = await start_transports(self._kinds, self._context, self._settings)
         self._started = started
         addresses = tuple(dict(address) for address in started.addresses)
@@ -125,8 +127,9 @@ class Endpoint:
 
         Takes anything with the buffer protocol, tensors of torch, and `DeviceMemory`. What lies on a device
         goes through host memory, unless the transport reaches it; to peers it is granted over tcp only.
-        Raises RangeError if it is not fit, BusyError at `regions_max`.
+        Raises RangeError if it is not fit, BusyError at `regions_max`, EndpointClosedError.
         """
+        self._check_open()
         if len(self._regions) >= self._limits.regions_max:
             raise BusyError(f"regions_max of {self._limits.regions_max} regions is reached")
         self._regions_made += 1
@@ -198,6 +201,10 @@ class Endpoint:
     def totals(self) -> dict[TransportKind, TransferCounters]:
         """Of all peers together since the endpoint was made, by transport; these only grow."""
         return self._statistics.totals()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise EndpointClosedError(f"endpoint {self.name} is closed")
 
     def _peer(self, descriptor: Descriptor, started: Started) -> Peer:
         known = self._peers.get(descriptor.name)

@@ -93,7 +93,7 @@ class Grant:
             self.on_arrival(Arrival(self, tag, payload_bytes))
         except Exception as error:
             _log.exception("taking the tag of a write by %s failed", self.peer)
-            raise ArrivalError("the tag was not taken: its owner failed") from error
+            raise ArrivalError("the bytes are there, but the owner's on_arrival raised an error") from error
 
 
 class GrantTable:
@@ -122,6 +122,10 @@ class GrantTable:
             raise RangeError(f"generation must be from 0 to 2**63 - 1, not {generation}")
         if not 0 < len(peer.encode()) <= NAME_BYTES_MAX:
             raise RangeError(f"peer must have 1 to {NAME_BYTES_MAX} bytes")
+        try:
+            access = Access(access)
+        except ValueError as error:
+            raise RangeError(f"access must be one of {[*Access]}: {error}") from error
         starts, ends = _merged(checked_ranges(ranges, region.region_bytes, "ranges"))
         token = f"{_TOKEN_VERSION}.{secrets.token_hex(16)}.{generation}"
         grant = Grant(token, region, peer, generation, access, starts, ends, on_arrival=on_arrival)
@@ -147,7 +151,7 @@ class GrantTable:
         """
         grant = self._grants.get(_identity(token))
         if grant is None or grant.revoked or grant.peer != peer:
-            raise GrantError("unknown or revoked grant")
+            raise GrantError(f"no grant of this token stands for {peer}: unknown, revoked, or another peer's")
         if token != grant.token:
             raise GrantError(f"the grant is of generation {grant.generation}")
         if grant.access is not access:

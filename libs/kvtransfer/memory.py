@@ -34,9 +34,10 @@ class Region:
     __slots__ = ("_view", "address", "region_bytes", "region_id")
 
     def __init__(self, region_id: int, buffer: RegisterableBuffer) -> None:
-        view = buffer.data if isinstance(buffer, np.ndarray) else memoryview(buffer)
+        view = _view_of(buffer)
         if view.readonly or not view.c_contiguous or view.nbytes == 0:
-            raise RangeError("a region must be a writable, contiguous buffer that is not empty")
+            wrong = "read-only" if view.readonly else "empty" if view.nbytes == 0 else "not contiguous"
+            raise RangeError(f"a region must be writable, contiguous and not empty; this buffer is {wrong}")
         if view.nbytes > REGION_BYTES_MAX:
             raise RangeError(f"a region has at most {REGION_BYTES_MAX} bytes, not {view.nbytes}")
         self.region_id = region_id
@@ -55,6 +56,13 @@ class Region:
     def drop(self) -> None:
         """Let go of the buffer, so that its owner can close it."""
         self._view = None
+
+
+def _view_of(buffer: RegisterableBuffer) -> memoryview:
+    try:
+        return buffer.data if isinstance(buffer, np.ndarray) else memoryview(buffer)
+    except TypeError as error:
+        raise RangeError(f"a region must be a buffer: {error}") from error
 
 
 def address_of(view: memoryview) -> int:
@@ -146,7 +154,7 @@ def _checked_few(pairs: list[list[int]], region_bytes: int, field: str) -> tuple
 
 
 def _leaving(field: str, region_bytes: int) -> str:
-    return f"{field} leave the {region_bytes} bytes of the region"
+    return f"{field}: a range leaves the {region_bytes} bytes of the region"
 
 
 def _joined(ranges: Ranges) -> Ranges:

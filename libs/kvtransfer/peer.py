@@ -94,6 +94,8 @@ class Peer:
         `on_arrival` there, once, after all bytes, and never without them. `verify` compares the
         bytes that arrived with ours by their xxh3_128: ChecksumError.
         """
+        if not isinstance(tag, bytes):
+            raise RangeError(f"tag must be bytes, not {type(tag).__name__}")
         if len(tag) > TAG_BYTES_MAX:
             raise RangeError(f"tag has {len(tag)} bytes, at most {TAG_BYTES_MAX}")
         call = _checked_call(region, local, grant_token, remote, tag, verify)
@@ -262,8 +264,10 @@ class _Running:
 def _checked_call(
     region: Region, local: npt.ArrayLike, token: str, remote: npt.ArrayLike, tag: bytes, verify: bool
 ) -> Call:
-    if not token.isascii() or not 0 < len(token) <= TOKEN_BYTES_MAX:
-        raise RangeError(f"grant_token must be 1 to {TOKEN_BYTES_MAX} ASCII characters")
+    if not isinstance(region, Region):
+        raise RangeError(f"region must be what Endpoint.register returned, not {type(region).__name__}")
+    if not isinstance(token, str) or not token.isascii() or not 0 < len(token) <= TOKEN_BYTES_MAX:
+        raise RangeError(f"grant_token must be a grant's token, 1 to {TOKEN_BYTES_MAX} ASCII characters")
     local_ranges, payload_bytes = checked_and_summed(local, region.region_bytes, "local")
     remote_ranges, remote_bytes = checked_and_summed(remote, REGION_BYTES_MAX, "remote")
     if remote_bytes != payload_bytes:

@@ -273,8 +273,23 @@ async def test_malformed_arguments_name_the_field(pair: Pair) -> None:
             await peer.write(near.region, local, grant.token, remote, timeout_s=TIMEOUT_S)
     with pytest.raises(RangeError, match="grant_token"):
         await peer.write(near.region, [(0, 1)], "x" * 500, [(0, 1)], timeout_s=TIMEOUT_S)
-    with pytest.raises(ValueError, match="secret"):
-        Endpoint("name", b"short")
+    for secret in (b"short", "a text, not bytes, of enough characters"):
+        with pytest.raises(ValueError, match="secret must be bytes"):
+            Endpoint("name", secret)
+    with pytest.raises(RangeError, match="region must be what"):
+        await peer.write(near.memory, [(0, 1)], grant.token, [(0, 1)], timeout_s=TIMEOUT_S)
+    with pytest.raises(RangeError, match="grant_token must be a grant's token"):
+        await peer.write(near.region, [(0, 1)], grant, [(0, 1)], timeout_s=TIMEOUT_S)
+    with pytest.raises(RangeError, match="tag must be bytes"):
+        await peer.write(near.region, [(0, 1)], grant.token, [(0, 1)], timeout_s=TIMEOUT_S, tag="text")
+    with pytest.raises(RangeError, match="access must be one of"):
+        far.grant([(0, 1)], "near", access="append")
+    assert far.grant([(0, 1)], "near", access="read").access is Access.READ
+    read_only = np.zeros(10, np.uint8)
+    read_only.flags.writeable = False
+    for buffer, text in ((read_only, "read-only"), (np.zeros(0), "empty"), ([1, 2], "must be a buffer")):
+        with pytest.raises(RangeError, match=text):
+            near.endpoint.register(buffer)
     with pytest.raises(ValueError, match="turn_bytes"):
         Limits(turn_bytes=0)
     with pytest.raises(kvtransfer.DescriptorError):
