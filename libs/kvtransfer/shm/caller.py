@@ -266,7 +266,7 @@ class CallerLink:
         copy = self._resources.copy(
             target.ranges, target.region, call.remote, admission.memory, admission.permission
         )
-        if self._resources.runs_inline(target.payload_bytes):
+        if await self._resources.runs_inline_soon(target.payload_bytes):
             copy.run()
         else:
             await self._in_thread(copy)
