@@ -42,7 +42,7 @@ class WorkerConfig(ServiceConfig):
     )
     pool_huge_pages: bool = field(
         default=False,
-        metadata={"help": "take all of pool_bytes at the start, in huge pages: copies are faster (Linux 6.1)"},
+        metadata={"help": "take all of pool_bytes at the start, in huge pages (Linux 6.1): faster copies"},
     )
     swap_bytes: int = field(
         default=0,
