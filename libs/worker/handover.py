@@ -1,7 +1,7 @@
 """Streams one request's KV to decode, layer by layer, while the next layer computes (DESIGN §3 step 7).
 
-Owns which bytes go when; kvtransfer owns how. A block goes once: whole where it was cached, else one
-layer at a time as soon as it is full, the last partial block with the last chunk.
+Owns which bytes go when; kvtransfer owns how. A block goes once: whole where it was cached, else as its
+layers are computed, so many in a write that it is worth one, the last partial block with the last chunk.
 """
 
 import asyncio
@@ -18,6 +18,9 @@ from protocol.prefill import HandoverDone
 
 WRITE_S_MAX = 60.0
 """A write that is not acknowledged by then has failed, however often it was made again."""
+WRITE_BYTES_MIN = 4 << 20
+"""Layers are gathered up to this much: a write costs both processes some 0.2 ms whatever its size, which the
+engine's threads miss where cores are few, and this much takes about a millisecond to move."""
 WRITE_TRIES_MAX = 3
 """A write whose transport fails is made again, over the next one that works."""
 
@@ -30,6 +33,7 @@ class Source:
     region: Region
     layout: KVLayout
     checksums: bool
+    write_bytes_min: int = WRITE_BYTES_MIN
 
 
 class Handover:
@@ -47,6 +51,7 @@ class Handover:
         self._local_ids = np.asarray(block_ids[: self._blocks], np.int64)
         self._remote_ids = np.frombuffer(reserved.block_ids, "<i4").astype(np.int64)[: self._blocks]
         self._sent_blocks = self._held_blocks
+        self._unsent_layer = 0
         self._writes: list[asyncio.Task[Transferred]] = []
 
     def send_cached(self, cached_blocks: int) -> None:
@@ -56,12 +61,20 @@ class Handover:
             self._sent_blocks = cached_blocks
 
     def layer_done(self, layer: int, computed_tokens: int, last_layer: bool) -> None:
-        """Send `layer` of the blocks that `computed_tokens` tokens fill; of all, at the prompt's end."""
+        """`layer` of the blocks that `computed_tokens` tokens fill may go; of all, at the prompt's end.
+
+        Called for each layer in turn, so the layers that wait are those from `_unsent_layer` on: side by
+        side in each block, they are one piece of it.
+        """
         complete = computed_tokens == self._tokens
         end_block = self._blocks if complete else computed_tokens // BLOCK_TOKENS
         if end_block > self._sent_blocks:
-            offset, length = self._source.layout.layer_range(layer)
-            self._write(self._sent_blocks, end_block, offset, length)
+            offset, _ = self._source.layout.layer_range(self._unsent_layer)
+            last_offset, last_length = self._source.layout.layer_range(layer)
+            length = last_offset + last_length - offset
+            if last_layer or length * (end_block - self._sent_blocks) >= self._source.write_bytes_min:
+                self._write(self._sent_blocks, end_block, offset, length)
+                self._unsent_layer = 0 if last_layer else layer + 1
             if last_layer:
                 self._sent_blocks = end_block
 

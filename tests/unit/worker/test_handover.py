@@ -56,7 +56,11 @@ async def sides() -> AsyncIterator[tuple[Side, Side]]:
 
 
 async def handover(
-    sides: tuple[Side, Side], fails: Callable[[int], Exception | None], *, after: bool
+    sides: tuple[Side, Side],
+    fails: Callable[[int], Exception | None],
+    *,
+    after: bool,
+    write_bytes_min: int = 1,
 ) -> tuple[Handover, UnreliablePeer]:
     """With all writes begun, layer by layer, in two chunks."""
     prefill, decode = sides
@@ -64,12 +68,21 @@ async def handover(
     packed = np.asarray(REMOTE_IDS, "<i4").tobytes()
     reserved = Reserved(RequestId("r"), 0, 1, 0, packed, grant.token, 10.0)
     peer = UnreliablePeer(await prefill.connect(decode), fails, after)
-    source = Source(prefill.endpoint, prefill.region, LAYOUT, checksums=False)
+    source = Source(
+        prefill.endpoint, prefill.region, LAYOUT, checksums=False, write_bytes_min=write_bytes_min
+    )
     running = Handover(source, peer, reserved, LOCAL_IDS, TOKENS)
     for tokens in (TOKENS // 2, TOKENS):
         for layer in range(LAYOUT.layers):
             running.layer_done(layer, tokens, layer == LAYOUT.layers - 1)
     return running, peer
+
+
+def assert_handed_over(prefill: Side, decode: Side) -> None:
+    for local, remote in zip(LOCAL_IDS, REMOTE_IDS, strict=True):
+        size = LAYOUT.block_bytes
+        there = decode.memory[remote * size : (remote + 1) * size]
+        assert np.array_equal(there, prefill.memory[local * size : (local + 1) * size])
 
 
 @pytest.mark.parametrize("after", [False, True])
@@ -79,10 +92,20 @@ async def test_writes_that_fail_are_made_again(sides: tuple[Side, Side], after: 
     done = await running.finish()
     assert (done.blocks_written, done.bytes_written) == (BLOCKS, BLOCKS * LAYOUT.block_bytes)
     assert peer.writes > 2 * LAYOUT.layers
-    for local, remote in zip(LOCAL_IDS, REMOTE_IDS, strict=True):
-        size = LAYOUT.block_bytes
-        there = decode.memory[remote * size : (remote + 1) * size]
-        assert np.array_equal(there, prefill.memory[local * size : (local + 1) * size])
+    assert_handed_over(prefill, decode)
+
+
+@pytest.mark.parametrize(("layers", "writes"), [(1, 8), (2, 4), (3, 4), (4, 2), (100, 2)])
+async def test_layers_are_gathered_until_they_are_worth_a_write(
+    sides: tuple[Side, Side], layers: int, writes: int
+) -> None:
+    prefill, decode = sides
+    enough_bytes = layers * LAYOUT.layer_bytes * (BLOCKS // 2)
+    running, peer = await handover(sides, lambda n: None, after=False, write_bytes_min=enough_bytes)
+    done = await running.finish()
+    assert (done.blocks_written, done.bytes_written) == (BLOCKS, BLOCKS * LAYOUT.block_bytes)
+    assert peer.writes == writes
+    assert_handed_over(prefill, decode)
 
 
 @pytest.mark.parametrize("error", [PeerLostError("gone"), TransferTimeout("late")])
