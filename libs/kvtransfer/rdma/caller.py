@@ -250,9 +250,14 @@ class RdmaLink:
             return None
         region, pieces = call.memory.region, pieces_of(call.memory.ranges)
         try:
-            return await self._registrations.make(region, pieces, self._lanes.devices(lanes))
+            keys = await self._registrations.make(
+                region, pieces, self._lanes.devices(lanes), lambda: not self._connection.closed
+            )
         except OSError as error:
             raise TransportUnfit(f"memory cannot be registered for rdma: {error}") from error
+        if keys is None:
+            raise PeerLostError(f"the connection to {self.peer} is closed")
+        return keys
 
     def _next_pending(self, cut: LaneCut, is_write: bool) -> Pending:
         pending_max = self._limits.requests_pending_max

@@ -53,6 +53,7 @@ class Registrations:
         self._devices = devices
         self._regions: dict[int, _Registered] = {}
         self._unfit: set[int] = set()
+        self._closed = False
 
     def known(self, region: Region, pieces: Sequence[int], devices: Sequence[int]) -> PieceKeys | None:
         """The keys, if all of these pieces are registered with all of these devices already."""
@@ -81,11 +82,11 @@ class Registrations:
         """The keys, after registering what is missing; the loop gets its turn between registrations.
 
         Calls for one region are served in the order in which they came. None as soon as the keys are not
-        wanted any more. Raises OSError where a device refuses, TransportUnfit for memory that none reaches,
-        RangeError if the region was unregistered.
+        wanted any more, or after `close`: the devices may be closed by then. Raises OSError where a device
+        refuses, TransportUnfit for memory that none reaches, RangeError if the region was unregistered.
         """
         async with self._registered(region).turn:
-            while still_wanted():
+            while still_wanted() and not self._closed:
                 keys = self.known(region, pieces, devices)
                 if keys is not None:
                     return keys
@@ -95,7 +96,7 @@ class Registrations:
 
     def reaches(self, region: DeviceRegion, devices: Sequence[int]) -> bool:
         """Whether the devices can register this memory; found out by the first piece, once."""
-        if region.region_id in self._unfit:
+        if region.region_id in self._unfit or self._closed:
             return False
         try:
             while self.known(region, [0], devices) is None:
@@ -115,6 +116,7 @@ class Registrations:
             registered.close()
 
     def close(self) -> None:
+        self._closed = True
         for registered in self._regions.values():
             registered.close()
         self._regions.clear()
