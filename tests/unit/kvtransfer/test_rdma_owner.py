@@ -61,3 +61,13 @@ async def test_a_digest_cut_short_by_a_revoke_is_no_wrong_checksum(ends: Ends, a
     header = frames.parse_header(memoryview(answer)[:HEADER_BYTES], frames.accepts(Kind.DONE, Kind.ERROR))
     assert header.kind == Kind.ERROR
     assert isinstance(frames.parse_error(bytearray(answer[HEADER_BYTES:])), GrantError)
+
+
+async def test_nothing_is_registered_after_close() -> None:
+    """Its devices are closed too: a verb called with one of them kills the process."""
+    registrations = owner.Registrations(())
+    region = Region(1, bytearray(SIZE))
+    with pytest.raises(IndexError):
+        await registrations.make(region, [0], [0])
+    registrations.close()
+    assert await registrations.make(region, [0], [0]) is None
