@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from benchmarks.comparison import now, rotated, say
+from benchmarks.comparison import add_comparison_arguments, now, rotated, say
 from benchmarks.resident import REALTIME_PAUSE_S, Resident, ResidentError, make_realtime
 
 from engine.model_folder import ModelConfig
@@ -98,35 +98,13 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Compare Moonpool's engine with its peers on this machine.")
     parser.add_argument("--model", default="smollm2", help="smollm2 (default), tiny, or a model's folder")
     parser.add_argument("--threads", type=int, default=2, help="threads of every system (default 2)")
-    parser.add_argument("--rounds", type=int, default=5, help="samples of each case and system (default 5)")
-    parser.add_argument(
-        "--peer",
-        dest="peers",
-        type=_peer,
-        action="append",
-        default=[],
-        metavar="NAME[=PYTHON]",
-        help=f"a system to compare with ({', '.join(PEERS)}) and the python of its environment; repeatable",
-    )
-    parser.add_argument(
-        "--case", dest="cases", action="append", choices=[case.name for case in CASES], help="default: all"
-    )
-    parser.add_argument(
-        "--output", type=Path, required=True, help="file for the results, a JSON object a line"
-    )
+    add_comparison_arguments(parser, tuple(PEERS), [case.name for case in CASES], python=sys.executable)
     parser.add_argument(
         "--realtime",
         action="store_true",
         help="every system at real-time priority, so that other work on the machine disturbs less (as root)",
     )
     return parser.parse_args()
-
-
-def _peer(text: str) -> tuple[str, Path]:
-    name, _, python = text.partition("=")
-    if name not in PEERS:
-        raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(PEERS)}")
-    return name, Path(python or sys.executable).expanduser()
 
 
 def system_environment(name: str, python: Path, threads: int) -> dict[str, str]:

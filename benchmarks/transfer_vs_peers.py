@@ -15,7 +15,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.comparison import now, rotated, say
+from benchmarks.comparison import add_comparison_arguments, now, rotated, say
 from benchmarks.resident import Resident, ResidentError
 
 from moonpool.benchmarks.transfer_plan import DEPTH, ROWS, Direction, Row, percentile
@@ -115,38 +115,14 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description="Compare Moonpool's transfers with its peers on this machine."
     )
-    parser.add_argument("--rounds", type=int, default=5, help="samples of each form and system (default 5)")
-    parser.add_argument(
-        "--peer",
-        dest="peers",
-        type=_peer,
-        action="append",
-        default=[],
-        metavar="NAME=PYTHON",
-        help=f"a system to compare with ({', '.join(COUNTERPARTS)}) and its python; repeatable",
-    )
+    add_comparison_arguments(parser, tuple(COUNTERPARTS), [row.name for row in ROWS], python=None)
     parser.add_argument(
         "--ours",
         action="append",
         choices=OURS,
         help="only this of our transports; repeatable (default: both)",
     )
-    parser.add_argument(
-        "--case", dest="cases", action="append", choices=[row.name for row in ROWS], help="default: all"
-    )
-    parser.add_argument(
-        "--output", type=Path, required=True, help="file for the results, a JSON object a line"
-    )
     return parser.parse_args()
-
-
-def _peer(text: str) -> tuple[str, Path]:
-    name, _, python = text.partition("=")
-    if name not in COUNTERPARTS:
-        raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(COUNTERPARTS)}")
-    if not python:
-        raise argparse.ArgumentTypeError(f"{name}: the python of its environment is missing, NAME=PYTHON")
-    return name, Path(python).expanduser()
 
 
 def _start_all(peers: Mapping[str, Path], ours: Sequence[str], stack: ExitStack) -> list[Resident]:
