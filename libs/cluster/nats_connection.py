@@ -9,6 +9,7 @@ raises CancelledError by itself.
 """
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from urllib.parse import urlsplit
@@ -111,7 +112,7 @@ class NatsConnection:
             raise DisconnectedError("the bus is disconnected")
         try:
             async with asyncio.timeout(timeout_s):
-                await self.client.flush()
+                await _round_trip(self.client)
         except TimeoutError as error:
             raise DeadlineError(f"the bus did not answer a flush within {timeout_s:g} s") from error
         except CLIENT_ERRORS as error:
@@ -237,6 +238,21 @@ def _server_url(part: str) -> str:
 
 def _malformed(part: str) -> ConfigError:
     return ConfigError(f"nats_url: {without_credentials(part)!r} must have the form nats://host:port")
+
+
+async def _round_trip(client: Client) -> None:
+    """Until the server has taken all that was sent before.
+
+    The client's own flush does not tell: its PING goes straight to the socket, past a subscription that
+    still waits to be sent, and what others publish meanwhile is lost.
+    """
+    echo = await client.subscribe(client.new_inbox())
+    try:
+        await client.publish(echo.subject)
+        await echo.next_msg(timeout=None)
+    finally:
+        with contextlib.suppress(*CLIENT_ERRORS):
+            await echo.unsubscribe()
 
 
 async def _close_client(client: Client) -> None:

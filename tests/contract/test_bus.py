@@ -4,11 +4,13 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
+from urllib.parse import urlsplit
 
 import nats as nats_client
 import pytest
 from nats.aio.client import Client
 from tests.support.eventually import eventually
+from tests.support.relay import Relay
 
 from cluster import subjects, wire
 from cluster.bus import Bus, Received
@@ -453,6 +455,19 @@ async def test_a_closed_bus_says_so(world: World) -> None:
         await bus.request(SUBJECT, cancel(), timeout_s=WAIT_S)
 
 
+class LateAfterPing(Relay):
+    """A network that delivers late what was sent together with a PING and after it."""
+
+    async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while part := await reader.read(65_536):
+            before, ping, after = part.partition(b"PING\r\n")
+            writer.write(before + ping)
+            if after:
+                await asyncio.sleep(0.2)
+                writer.write(after)
+        writer.close()
+
+
 # An outage: the fake is cut off, the real server is ended and started again.
 
 
@@ -565,6 +580,30 @@ async def test_a_callback_that_breaks_stops_no_other(outage: Outage) -> None:
 
 
 # What only a real server can show.
+
+
+async def test_a_flush_waits_for_subscriptions_that_the_network_delays(nats: ServerProcess) -> None:
+    port = urlsplit(nats.url).port
+    assert port is not None
+    async with LateAfterPing.running(port) as relay, real_world(nats.url) as world:
+        sender = await world.connect("a")
+        receiver = await NatsBus.connect(
+            f"nats://127.0.0.1:{relay.port}",
+            InstanceId("b"),
+            1,
+            metrics=ServiceMetrics(),
+            log=Logger(Level.ERROR),
+            timeout_s=WAIT_S,
+        )
+        try:
+            for number in range(3):
+                collector = Collector()
+                subject = subjects.load(InstanceId(f"late{number}"))
+                await subscribed(receiver, subject, collector)
+                await sender.publish(subject, cancel(number))
+                assert [message.body for message in await collector.take(1)] == [cancel(number)]
+        finally:
+            await receiver.close()
 
 
 async def thrown_out(connection: NatsConnection) -> None:
