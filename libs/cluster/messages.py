@@ -315,6 +315,95 @@ class Describe:
     """anyone → instance: your load, now. Answered by LoadSnapshot."""
 
 
+# --- blocks between instances: on `instance.<instance>` too ---------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ReadPin:
+    """reader → source: hold the blocks of this chain for me to read. ReadPinned or PinRefused; idempotent
+    per (sender, pin_id)."""
+
+    pin_id: str
+    """The reader's own, unique among its pins."""
+    fingerprint: str
+    block_hashes: bytes
+    """A chain from the prompt's start."""
+    first_block: int
+    """The reader holds the blocks before this one."""
+    ttl_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ReadPinned:
+    """Blocks `first_block` and on of the chain, as many as there are `block_ids`, stay where they are for
+    `ttl_s` and may be read under `grant`."""
+
+    pin_id: str
+    first_block: int
+    block_ids: bytes
+    """Packed int32: whole blocks of the source's arena."""
+    grant: str
+    """Opaque to everyone but kvtransfer."""
+    ttl_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class PinRefused:
+    """Nothing is held: `unknown` where the blocks are gone."""
+
+    pin_id: str
+    reason: RefusalReason
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ReleasePin:
+    """reader → source: it has read, or will not. Answered by PinReleased, also where nothing was held."""
+
+    pin_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class PinReleased:
+    pin_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Replicate:
+    """duty holder → instance: bring in these blocks from `source`, as a read of your own. Replicated at the
+    end, however much of it came."""
+
+    fingerprint: str
+    source: InstanceId
+    block_hashes: bytes
+    """A chain from the prompt's start."""
+    deadline_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Replicated:
+    held_blocks: int
+    """Leading blocks of the chain that the instance holds now."""
+    read_bytes: int
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixHeat:
+    """A prefix that was asked for, and how often since the sender's last PrefixHeats."""
+
+    block_hashes: bytes
+    """The chain up to where the longest match ended."""
+    requests: int
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixHeats:
+    """kvmeta → `kvmeta.heat`: what was asked of it, for whoever holds the duty of replication."""
+
+    prefixes: tuple[PrefixHeat, ...]
+
+
 # --- to a gateway: `stream.<gateway>` --------------------------------------------------------------
 
 
@@ -410,6 +499,14 @@ MESSAGE_KINDS: dict[str, type] = {
     "resume": Resume,
     "describe": Describe,
     "handler_failed": HandlerFailed,
+    "read_pin": ReadPin,
+    "read_pinned": ReadPinned,
+    "pin_refused": PinRefused,
+    "release_pin": ReleasePin,
+    "pin_released": PinReleased,
+    "replicate": Replicate,
+    "replicated": Replicated,
+    "prefix_heats": PrefixHeats,
     "stream": StreamBatch,
 }
 """The `kind` that a message carries on the wire, for each class: explicit, nothing is looked up by name."""

@@ -8,6 +8,7 @@ SCHEDULE = f"{PREFIX}.schedule"
 SCHEDULE_STANDBY = f"{PREFIX}.schedule.standby"
 DECISION = f"{PREFIX}.decision"
 KVMETA_MATCH = f"{PREFIX}.kvmeta.match"
+KVMETA_HEAT = f"{PREFIX}.kvmeta.heat"
 
 LOAD_ALL = f"{PREFIX}.load.*"
 KV_EVENTS_ALL = f"{PREFIX}.kv.*"

@@ -122,7 +122,7 @@ class CostCoefficients:
     T_step(batch, kv_tokens) = d + e·batch + f·kv_tokens
     T_transfer(bytes) = g + bytes / bandwidth
 
-    None is negative and the bandwidth is above 0, else ValueError: a message with others is malformed.
+    None is negative and the bandwidths are above 0, else ValueError: a message with others is malformed.
     """
 
     prefill_fixed_s: float
@@ -133,13 +133,17 @@ class CostCoefficients:
     step_per_kv_token_s: float
     transfer_fixed_s: float
     transfer_bytes_per_s: float
+    ssd_fixed_s: float = 1e-3
+    ssd_bytes_per_s: float = 1e9
+    """Reading blocks back from the instance's SSD."""
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
             if value < 0:
                 raise ValueError(f"{name}: {value}, must be at least 0")
-        if self.transfer_bytes_per_s == 0:
-            raise ValueError("transfer_bytes_per_s: 0, must be above 0")
+        for name in ("transfer_bytes_per_s", "ssd_bytes_per_s"):
+            if asdict(self)[name] == 0:
+                raise ValueError(f"{name}: 0, must be above 0")
 
 
 @dataclass(frozen=True, slots=True)
