@@ -14,11 +14,11 @@ from cluster import subjects
 from cluster.admin import Health
 from cluster.bus import Handler, Received, Reply
 from cluster.context import ServiceApp, ServiceContext
-from cluster.errors import ProtocolError, RetryableError
+from cluster.errors import ConfigError, ProtocolError, RetryableError
 from cluster.logs import Logger
 from cluster.messages import Describe
 from cluster.registration import Registration
-from cluster.registry import RegistryEvent, Removed
+from cluster.registry import Added, RegistryEvent, Removed
 from cluster.reporter import report_load
 from policy.core import InstanceState, LoadSnapshot
 
@@ -57,8 +57,10 @@ class Life:
         self._stop = stop
         self._state = InstanceState.SERVING
         self._registration: Registration | None = None
+        self._refusal: ConfigError | None = None
 
     async def run(self) -> int:
+        """Until it ended; the exit status. Raises ConfigError where the cluster has no place for it."""
         context = self._context
         record = await unless_stopped(self.app.start(), self._stop.drain)
         if record is None:
@@ -82,6 +84,7 @@ class Life:
             context.log,
             ttl_s=context.config.lease_ttl_s,
             on_taken=self._name_taken,
+            on_refused=self._refused,
         )
         context.registry.on_change(self._registry_changed)
         self._registration.start()
@@ -93,6 +96,8 @@ class Life:
             await closing("registration", self._registration.close, context.log)
             reporting.cancel()
             await closing("subscription", subscription.unsubscribe, context.log)
+        if self._refusal is not None:
+            raise self._refusal
         return EXIT_FAILED if failed else EXIT_OK
 
     def health(self) -> Health:
@@ -156,15 +161,23 @@ class Life:
         return load if self._state is InstanceState.SERVING else replace(load, state=self._state)
 
     def _registry_changed(self, event: RegistryEvent) -> None:
-        """Two processes of one name would both answer what is sent to it: the older one goes."""
+        """Two processes of one name would both answer what is sent to it: the older one goes. Two that serve
+        one model in two ways would not understand each other's blocks: the younger one goes."""
         if isinstance(event, Removed):
             return
-        record = self._context.registry.instances.get(self._context.instance)
-        if record is not None and record.incarnation > self._context.incarnation:
-            self._name_taken()
+        record = event.record if isinstance(event, Added) else event.new
+        if record.instance == self._context.instance:
+            if record.incarnation > self._context.incarnation:
+                self._name_taken()
+        elif self._registration is not None:
+            self._registration.appeared(record)
 
     def _name_taken(self) -> None:
         self._context.fail(f"another process took the name {self._context.instance}")
+
+    def _refused(self, why: ConfigError) -> None:
+        self._refusal = why
+        self._context.fail(str(why))
 
 
 def dispatch(handlers: Mapping[type, Handler]) -> Handler:

@@ -2,14 +2,17 @@
 
 An outage of the control plane changes nothing here: whether the lease is gone is known only when the
 servers answer again. Who was away for so long that another process has its name leaves it to that one.
+Who does not fit those that are registered (`cluster.compatibility`) does not register, or leaves at once.
 """
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 
 from cluster import keys
+from cluster.compatibility import Mismatch, mismatch, older
 from cluster.control import ControlPlane, Lease
-from cluster.errors import DisconnectedError, LeaseLostError, ProtocolError
+from cluster.errors import ConfigError, DisconnectedError, LeaseLostError, ProtocolError
 from cluster.logs import Logger
 from cluster.messages import InstanceRecord
 from cluster.metrics import ServiceMetrics
@@ -30,16 +33,20 @@ class Registration:
         *,
         ttl_s: float,
         on_taken: Callable[[], None],
+        on_refused: Callable[[ConfigError], None],
     ) -> None:
-        """`on_taken()`: another process registered by the name while this one was away."""
+        """`on_taken()`: another process registered by the name while this one was away.
+        `on_refused(why)`: those that are registered serve the same model in another way."""
         self._record = record
         self._control = control
         self._metrics = metrics
         self._log = log
         self._ttl_s = ttl_s
         self._on_taken = on_taken
+        self._on_refused = on_refused
         self._lease: Lease | None = None
         self._was_registered = False
+        self._compared = True
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -50,6 +57,11 @@ class Registration:
     def start(self) -> None:
         """Register, and go on trying where the control plane is away."""
         self._task = asyncio.create_task(self._keep())
+
+    def appeared(self, other: InstanceRecord) -> None:
+        """The registry has `other` since now: where the two do not fit and it is the older one, we go."""
+        if self.registered and older(other, self._record):
+            self._refuse_over(mismatch(self._record, (other,)))
 
     async def close(self) -> None:
         """Leave the registry now; where the control plane is away the lease ends by itself."""
@@ -70,6 +82,7 @@ class Registration:
         await self._control.put(key, encode_record(self._record), lease)
         self._lease = lease
         self._was_registered = True
+        self._compared = False
         self._metrics.registered.set(1)
         self._log.info("registered", ttl_s=lease.ttl_s)
 
@@ -82,12 +95,41 @@ class Registration:
                     if self._was_registered and await self._taken():
                         self._on_taken()
                         return
+                    # Who serves already is not sent away by one that only starts, however old either is.
+                    if await self._refused(by_younger=not self._was_registered):
+                        return
                     await self._register()
+                if not self._compared:
+                    # Two that came at once saw nobody before; of the two, the younger one sees the other now.
+                    if await self._refused(by_younger=False):
+                        return
+                    self._compared = True
             except (DisconnectedError, LeaseLostError) as error:
                 self._log.warning("control plane away, registration as it was", error=error)
             except Exception as error:
                 self._log.exception("registration failed", error)
             await asyncio.sleep(self._ttl_s / KEEP_ALIVES_PER_TTL)
+
+    async def _refused(self, *, by_younger: bool) -> bool:
+        """Whether it does not fit one that is registered; then that was told."""
+        others = await self._others()
+        if not by_younger:
+            others = [other for other in others if older(other, self._record)]
+        return self._refuse_over(mismatch(self._record, others))
+
+    def _refuse_over(self, found: Mismatch | None) -> bool:
+        if found is None:
+            return False
+        self._on_refused(ConfigError(str(found)))
+        return True
+
+    async def _others(self) -> list[InstanceRecord]:
+        """All that is registered and can be read."""
+        records = []
+        for value in (await self._control.get_prefix(keys.INSTANCES)).values():
+            with contextlib.suppress(ProtocolError):
+                records.append(decode_record(value, InstanceRecord))
+        return records
 
     async def _taken(self) -> bool:
         """Whether a later process has the name by now."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from cluster import keys
+from cluster.compatibility import mismatch, older
 from cluster.control import ControlPlane, Deleted, Listing, Put, WatchEvent
 from cluster.errors import DeadlineError, ProtocolError
 from cluster.logs import Logger
@@ -141,6 +142,9 @@ class Registry:
         if old == record:
             return
         self._instances[instance] = record
+        misfit = mismatch(record, (other for other in self._instances.values() if older(other, record)))
+        if misfit is not None:
+            self._log.warning("a registered instance does not fit", peer=instance, reason=str(misfit))
         self._tell(Added(record) if old is None else Replaced(old, record))
 
     def _remove(self, instance: InstanceId) -> None:

@@ -7,6 +7,7 @@ from aiohttp import web
 
 from cluster import subjects
 from cluster.bus import Handler, Subscription
+from cluster.compatibility import fitting
 from cluster.context import ServiceContext
 from cluster.messages import InstanceRecord
 from cluster.registry import RegistryEvent
@@ -14,8 +15,8 @@ from conductor.cluster_state import ClusterState
 from conductor.config import ConductorConfig
 from conductor.metrics import ConductorMetrics
 from conductor.scheduler import Scheduler
+from policy.choice import PlacementLimits
 from policy.core import InstanceState, LoadSnapshot
-from policy.place import PlacementLimits
 
 
 class ConductorApp:
@@ -45,7 +46,7 @@ class ConductorApp:
     async def start(self) -> InstanceRecord:
         await self._state.start()
         self._context.registry.on_change(self._registry_changed)
-        self._state.registry_changed(self._context.registry.instances)
+        self._state.registry_changed(fitting(self._context.registry.instances))
         await self._state.described()
         self._subscription = await self._context.bus.subscribe(
             subjects.SCHEDULE_STANDBY if self._config.standby else subjects.SCHEDULE,
@@ -84,4 +85,4 @@ class ConductorApp:
             await subscription.unsubscribe()
 
     def _registry_changed(self, _: RegistryEvent) -> None:
-        self._state.registry_changed(self._context.registry.instances)
+        self._state.registry_changed(fitting(self._context.registry.instances))

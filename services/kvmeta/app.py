@@ -7,6 +7,7 @@ from aiohttp import web
 
 from cluster import subjects
 from cluster.bus import Handler, Subscription
+from cluster.compatibility import fitting
 from cluster.context import ServiceContext
 from cluster.messages import InstanceRecord
 from cluster.registry import RegistryEvent
@@ -42,7 +43,7 @@ class KvmetaApp:
         """
         await self._synchroniser.start()
         self._context.registry.on_change(self._registry_changed)
-        self._synchroniser.registry_changed(self._context.registry.instances)
+        self._synchroniser.registry_changed(fitting(self._context.registry.instances))
         missing = await self._synchroniser.synchronised(self._config.sync_wait_s_max)
         if missing:
             self._context.log.warning("serving without some inventories", peers=sorted(missing))
@@ -82,4 +83,4 @@ class KvmetaApp:
             await subscription.unsubscribe()
 
     def _registry_changed(self, _: RegistryEvent) -> None:
-        self._synchroniser.registry_changed(self._context.registry.instances)
+        self._synchroniser.registry_changed(fitting(self._context.registry.instances))

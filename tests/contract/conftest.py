@@ -1,15 +1,30 @@
-"""Fixtures that the contract suites of transfers share."""
+"""Fixtures that contract suites share."""
 
 from collections.abc import AsyncIterator
 
 import numpy as np
 import pytest
+from tests.support.control_worlds import World, fake_world, real_world
 from tests.support.netns import HostPair
 from tests.support.transfer import Pair, no_leaks, pattern, selected_transports, side
 from tests.support.transfer_peer import PeerProcess
 from tests.support.two_hosts import both_sides
 
+from moonpool.servers import ServerProcess
+
 PAIR_BYTES = 20 << 20
+
+
+@pytest.fixture(params=["fake", "real"])
+async def world(request: pytest.FixtureRequest) -> AsyncIterator[World]:
+    """A control plane's clients: the fake's, and a real etcd's."""
+    if request.param == "fake":
+        async with fake_world() as made:
+            yield made
+    else:
+        server: ServerProcess = request.getfixturevalue("etcd")
+        async with real_world(server.url) as made:
+            yield made
 
 
 @pytest.fixture(params=selected_transports())

@@ -1,81 +1,25 @@
 """What every control plane promises, over the fake and over a real etcd server."""
 
 import asyncio
-import contextlib
-import itertools
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 
 import pytest
+from tests.support.control_worlds import World, connected, fake_world, real_world
 from tests.support.eventually import eventually
 
 from cluster import etcd_control
 from cluster.control import ControlPlane, Deleted, Listing, Put, WatchEvent
 from cluster.errors import ConfigError, DisconnectedError, LeaseLostError
 from cluster.etcd_control import EtcdControl
-from cluster.logs import Level, Logger
-from cluster.metrics import ServiceMetrics
-from cluster.testing import FakeControlPlane, FakeStore
+from cluster.testing import FakeControlPlane
 from moonpool.servers import ServerProcess, free_port
 
 pytestmark = pytest.mark.contract
 
 WAIT_S = 15.0
-_PREFIXES = itertools.count()
-
-
-@dataclass
-class World:
-    """Clients of one store. `prefix` is the test's own part of the keys."""
-
-    connect: Callable[[], Awaitable[ControlPlane]]
-    prefix: str
-
-
-@contextlib.asynccontextmanager
-async def fake_world() -> AsyncIterator[World]:
-    store = FakeStore()
-    controls: list[FakeControlPlane] = []
-
-    async def connect() -> ControlPlane:
-        controls.append(store.control())
-        return controls[-1]
-
-    yield World(connect, f"/test/{next(_PREFIXES)}/")
-    for control in controls:
-        await control.close()
-
-
-@contextlib.asynccontextmanager
-async def real_world(url: str) -> AsyncIterator[World]:
-    controls: list[EtcdControl] = []
-
-    async def connect() -> ControlPlane:
-        controls.append(await connected(url))
-        return controls[-1]
-
-    yield World(connect, f"/test/{next(_PREFIXES)}/")
-    for control in controls:
-        await control.close()
-
-
-async def connected(url: str, timeout_s: float = WAIT_S) -> EtcdControl:
-    return await EtcdControl.connect(
-        url, metrics=ServiceMetrics(), log=Logger(Level.ERROR), timeout_s=timeout_s, call_timeout_s=1.0
-    )
-
-
-@pytest.fixture(params=["fake", "real"])
-async def world(request: pytest.FixtureRequest) -> AsyncIterator[World]:
-    if request.param == "fake":
-        async with fake_world() as made:
-            yield made
-    else:
-        server: ServerProcess = request.getfixturevalue("etcd")
-        async with real_world(server.url) as made:
-            yield made
 
 
 async def following(events: AsyncIterator[WatchEvent]) -> WatchEvent:

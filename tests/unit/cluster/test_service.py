@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import aiohttp
 import pytest
 from tests.support.eventually import eventually
+from tests.support.records import MODEL_INFO, worker
 from tests.support.service import EchoApp
 
 from cluster import keys, subjects
@@ -374,6 +375,42 @@ async def test_the_older_of_two_processes_with_one_name_goes(cluster: Cluster) -
     assert await asyncio.wait_for(cluster.running, WAIT_S) == 1
     left = decode_record(cluster.store.entries[keys.instance(NAME)], InstanceRecord)
     assert left.incarnation == record.incarnation + 1, "the newer one's registration stays"
+
+
+class ServingApp(EchoApp):
+    """An EchoApp that serves a model."""
+
+    async def start(self) -> InstanceRecord:
+        await super().start()
+        return self.context.record(model=MODEL_INFO)
+
+
+STRANGER = replace(worker("stranger", Role.DECODE), model=replace(MODEL_INFO, layers=1))
+"""Serves the same model in another way, and is older than any process."""
+
+
+async def test_a_model_that_is_served_in_another_way_ends_the_service_as_a_wrong_setting(
+    cluster: Cluster,
+) -> None:
+    cluster.store.put(keys.instance(STRANGER.instance), encode_record(STRANGER), None)
+    apps: list[ServingApp] = []
+    cluster.launch(build=lambda context: apps.append(ServingApp(context)) or apps[0])
+    assert cluster.running is not None
+    with pytest.raises(ConfigError, match="layers is 30, but stranger, which is registered, has 1"):
+        await asyncio.wait_for(cluster.running, WAIT_S)
+    assert apps[0].steps == ["start", "close"]
+    assert keys.instance(NAME) not in cluster.store.entries
+
+
+async def test_of_two_that_came_at_once_the_younger_sees_the_other_in_the_registry(cluster: Cluster) -> None:
+    apps: list[ServingApp] = []
+    cluster.launch(build=lambda context: apps.append(ServingApp(context)) or apps[0])
+    await cluster.registered()
+    assert cluster.running is not None
+    cluster.store.put(keys.instance(STRANGER.instance), encode_record(STRANGER), None)
+    with pytest.raises(ConfigError, match="layers is 30"):
+        await asyncio.wait_for(cluster.running, WAIT_S)
+    assert cluster.store.entries.keys() == {keys.SEED, keys.instance(STRANGER.instance)}
 
 
 async def test_all_services_share_one_seed(cluster: Cluster) -> None:
