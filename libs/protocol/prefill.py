@@ -1,7 +1,8 @@
-"""Prefill's side of one request: reserve, compute, hand over, commit (DESIGN §3 steps 5 to 8).
+"""Prefill's side of one request: reserve, fetch, compute, hand over, commit (DESIGN §3 steps 5 to 8).
 
 `step` is the whole machine. The shell owns tensors, blocks and transfers; this knows what may follow
-what, when the reservation is renewed, and what is told to whom when something fails.
+what, when the reservation is renewed, and what is told to whom when something fails. Bringing in the
+prefix is worth its time at best: whatever comes of it, the rest is computed.
 """
 
 from dataclasses import dataclass, replace
@@ -17,7 +18,8 @@ RENEWALS_PER_TTL = 3
 
 class Phase(StrEnum):
     QUEUED = "queued"
-    RESERVING = "reserving"
+    PREPARING = "preparing"
+    """Decode is asked for blocks, and the prefix is brought in: side by side."""
     COMPUTING = "computing"
     HANDING_OVER = "handing_over"
     COMMITTING = "committing"
@@ -39,6 +41,8 @@ class Prefill:
 
     local: bool = False
     phase: Phase = Phase.QUEUED
+    fetching: bool = False
+    """The prefix is on its way here."""
     reserved: Reserved | None = None
     renew_at_s: float | None = None
     first_token_id: int | None = None
@@ -52,7 +56,15 @@ class Prefill:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """The request is first in the queue and the engine has room."""
+    """The request is first in the queue and the engine has room. `fetches` where some of its prefix is to
+    be brought in first."""
+
+    fetches: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class FetchDone:
+    """Of the prefix is here what will be, all or nothing of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +138,7 @@ class TimePassed:
 
 Event = (
     Taken
+    | FetchDone
     | ReserveAccepted
     | ReserveRefused
     | Computed
@@ -145,6 +158,11 @@ Event = (
 @dataclass(frozen=True, slots=True)
 class AskReserve:
     pass
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """Bring in the prefix, and hold what came until Compute or Free; answered by FetchDone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,11 +220,12 @@ class TellFailed:
 
 @dataclass(frozen=True, slots=True)
 class Free:
-    """Stop computing, let no write go on, unpin every block: the request is done here."""
+    """Stop fetching and computing, let no write go on, unpin every block: the request is done here."""
 
 
 Effect = (
     AskReserve
+    | Fetch
     | Compute
     | SendRenew
     | TellFirstToken
@@ -230,15 +249,14 @@ def step(prefill: Prefill, event: Event, now_s: float) -> Outcome:
             return prefill, (SendRelease(reserved.generation),)
         case _ if phase is Phase.DONE:
             return prefill, ()
-        case Taken() if phase is Phase.QUEUED and prefill.local:
-            return replace(prefill, phase=Phase.COMPUTING), (Compute(None),)
-        case Taken() if phase is Phase.QUEUED:
-            return replace(prefill, phase=Phase.RESERVING), (AskReserve(),)
-        case ReserveAccepted(reserved) if phase is Phase.RESERVING:
+        case Taken(fetches) if phase is Phase.QUEUED:
+            return _prepare(prefill, fetches)
+        case FetchDone() if phase is Phase.PREPARING:
+            return _compute_when_prepared(replace(prefill, fetching=False))
+        case ReserveAccepted(reserved) if _is_reserving(prefill):
             renew_at_s = now_s + reserved.ttl_s / RENEWALS_PER_TTL
-            computing = replace(prefill, phase=Phase.COMPUTING, reserved=reserved, renew_at_s=renew_at_s)
-            return computing, (Compute(reserved),)
-        case ReserveRefused(reason, detail) if phase is Phase.RESERVING:
+            return _compute_when_prepared(replace(prefill, reserved=reserved, renew_at_s=renew_at_s))
+        case ReserveRefused(reason, detail) if _is_reserving(prefill):
             return _fail(prefill, f"decode refused: {reason} {detail}", at_decode=True, reason=reason)
         case Computed() if phase is Phase.COMPUTING:
             return _computed(prefill, event)
@@ -263,6 +281,24 @@ def step(prefill: Prefill, event: Event, now_s: float) -> Outcome:
             return _renew(prefill, now_s)
         case _:
             return prefill, ()
+
+
+def _prepare(prefill: Prefill, fetches: bool) -> Outcome:
+    preparing = replace(prefill, phase=Phase.PREPARING, fetching=fetches)
+    reserve: tuple[Effect, ...] = () if prefill.local else (AskReserve(),)
+    fetch: tuple[Effect, ...] = (Fetch(),) if fetches else ()
+    prepared, compute = _compute_when_prepared(preparing)
+    return prepared, (*reserve, *fetch, *compute)
+
+
+def _is_reserving(prefill: Prefill) -> bool:
+    return prefill.phase is Phase.PREPARING and not prefill.local and prefill.reserved is None
+
+
+def _compute_when_prepared(prefill: Prefill) -> Outcome:
+    if prefill.fetching or _is_reserving(prefill):
+        return prefill, ()
+    return replace(prefill, phase=Phase.COMPUTING), (Compute(prefill.reserved),)
 
 
 def _computed(prefill: Prefill, event: Computed) -> Outcome:

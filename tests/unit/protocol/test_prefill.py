@@ -48,6 +48,56 @@ def test_a_coupled_worker_reserves_and_sends_nothing() -> None:
     assert state.first_token_id == 5
 
 
+RESERVED_AND_FETCHED = [prefill.ReserveAccepted(RESERVED), prefill.FetchDone()]
+
+
+@pytest.mark.parametrize("order", [RESERVED_AND_FETCHED, RESERVED_AND_FETCHED[::-1]])
+def test_reserving_and_fetching_go_side_by_side(order: list[prefill.Event]) -> None:
+    state, effects = run(prefill.Taken(fetches=True))
+    assert effects == [prefill.AskReserve(), prefill.Fetch()]
+    state, effects = prefill.step(state, order[0], 0.0)
+    assert effects == ()
+    state, effects = prefill.step(state, order[1], 0.0)
+    assert effects == (prefill.Compute(RESERVED),)
+
+
+def test_a_coupled_worker_fetches_and_reserves_nothing() -> None:
+    state, effects = run(prefill.Taken(fetches=True), local=True)
+    assert effects == [prefill.Fetch()]
+    _, effects = prefill.step(state, prefill.FetchDone(), 0.0)
+    assert effects == (prefill.Compute(None),)
+
+
+def test_a_reservation_is_renewed_while_the_prefix_comes() -> None:
+    state, _ = run(prefill.Taken(fetches=True), prefill.ReserveAccepted(RESERVED))
+    _, effects = prefill.step(state, prefill.TimePassed(), 3.0)
+    assert effects == (prefill.SendRenew(7),)
+
+
+@pytest.mark.parametrize(
+    ("trouble", "result"),
+    [
+        (prefill.RenewRefused("expired"), Result.FAILED),
+        (prefill.Failed("the instance drains"), Result.FAILED),
+        (prefill.CancelAsked(), Result.CANCELLED),
+    ],
+)
+def test_what_ends_a_request_while_it_fetches_frees_at_once(trouble: prefill.Event, result: Result) -> None:
+    """A fetch that is done later begins nothing."""
+    events = (prefill.Taken(fetches=True), prefill.ReserveAccepted(RESERVED), trouble, prefill.FetchDone())
+    state, effects = run(*events)
+    assert state.result is result
+    assert effects[-2:] == [prefill.SendRelease(7), prefill.Free()]
+    assert not any(isinstance(effect, prefill.Compute) for effect in effects)
+
+
+def test_a_refused_reservation_ends_the_fetch() -> None:
+    refused = prefill.ReserveRefused(RefusalReason.NO_BLOCKS, "")
+    state, effects = run(prefill.Taken(fetches=True), refused, prefill.FetchDone())
+    assert state.result is Result.FAILED
+    assert effects[-1] == prefill.Free()
+
+
 def test_an_answer_of_one_token_ends_here() -> None:
     state, effects = run(*HANDED[:2], prefill.Computed(5, FinishReason.LENGTH))
     assert effects[2:] == [
@@ -105,6 +155,8 @@ def test_renewals_come_each_third_of_the_ttl() -> None:
 EVENTS = st.sampled_from(
     [
         prefill.Taken(),
+        prefill.Taken(fetches=True),
+        prefill.FetchDone(),
         prefill.ReserveAccepted(RESERVED),
         prefill.ReserveRefused(RefusalReason.NO_BLOCKS, ""),
         prefill.Computed(5, None),
@@ -134,3 +186,35 @@ def test_any_row_of_events_and_a_cancel_frees_exactly_once(events: list[prefill.
     released = any(isinstance(effect, prefill.SendRelease) for effect in effects)
     assert released or handed_over or state.reserved is None
     assert committed or local or not handed_over
+
+
+@settings(max_examples=300)
+@given(st.lists(EVENTS, max_size=12), st.booleans())
+def test_computing_begins_once_and_only_when_all_it_needs_is_there(
+    events: list[prefill.Event], local: bool
+) -> None:
+    state, begun = Prefill(local=local), []
+    fetched = reserved = True
+    for event in events:
+        state, effects = prefill.step(state, event, 0.0)
+        for effect in effects:
+            match effect:
+                case prefill.Fetch():
+                    fetched = False
+                case prefill.AskReserve():
+                    assert not local
+                    reserved = False
+                case prefill.Compute():
+                    begun.append(effect)
+        fetched = fetched or isinstance(event, prefill.FetchDone)
+        reserved = reserved or isinstance(event, prefill.ReserveAccepted)
+        assert not begun or (fetched and reserved)
+    assert len(begun) <= 1
+    assert all((effect.reserved is None) == local for effect in begun)
+
+
+@settings(max_examples=100)
+@given(st.permutations([prefill.FetchDone(), prefill.ReserveAccepted(RESERVED), prefill.TimePassed()]))
+def test_a_fetch_never_fails_a_request(order: list[prefill.Event]) -> None:
+    state, _ = run(prefill.Taken(fetches=True), *order)
+    assert state.phase is Phase.COMPUTING
