@@ -1,9 +1,10 @@
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
 from tests.support.contexts import deregister, register, service_context
 from tests.support.eventually import eventually
-from tests.support.records import worker
+from tests.support.records import MODEL_INFO, worker
 from tests.support.views import D1, P1, request
 
 from cluster import subjects
@@ -57,6 +58,21 @@ async def test_places_on_what_was_registered_before_and_after_it_started(stage: 
         deregister(stage.store, "p1")
         await eventually(lambda: P1 not in context.registry.instances)
         assert isinstance(await stage.ask(), Rejection)
+
+
+async def test_places_nothing_on_an_instance_that_serves_the_model_in_another_way(stage: Stage):
+    """It will be gone in a moment; what is placed there would be lost with it."""
+    stranger = replace(
+        worker("d1", Role.DECODE, incarnation=2), model=replace(MODEL_INFO, block_bytes=350_000)
+    )
+    register(stage.store, worker("p1", Role.PREFILL), stranger)
+    async with stage.conductor() as (app, context):
+        await app.start()
+        assert D1 in context.registry.instances
+        assert isinstance(await stage.ask(), Rejection)
+        register(stage.store, worker("d1", Role.DECODE, incarnation=3))
+        await eventually(lambda: context.registry.instances[D1].incarnation == 3)
+        assert isinstance(await stage.ask(), Placement)
 
 
 async def test_a_standby_answers_only_on_its_own_subject(stage: Stage):
