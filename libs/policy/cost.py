@@ -34,3 +34,8 @@ def step_s(cost: CostCoefficients, requests: int, kv_tokens: int) -> float:
 def transfer_s(cost: CostCoefficients, transfer_bytes: int) -> float:
     """Time to move `transfer_bytes` from this instance to a peer."""
     return cost.transfer_fixed_s + transfer_bytes / cost.transfer_bytes_per_s
+
+
+def ssd_read_s(cost: CostCoefficients, read_bytes: int) -> float:
+    """Time to read `read_bytes` from this instance's SSD into its memory; nothing takes none."""
+    return cost.ssd_fixed_s + read_bytes / cost.ssd_bytes_per_s if read_bytes else 0.0

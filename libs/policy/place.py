@@ -1,65 +1,29 @@
 """Where a request runs, or why it is turned away: one pure function over a frozen view.
 
-Prefill is chosen by predicted time to the first token (queue, recompute, cached prefix), decode by
-predicted step time and room, then by what need not be sent. Admission compares both predictions
+Prefill is chosen by predicted time to the first token (see `policy.place_prefill`), decode by predicted
+step time and room, then by what need not be sent. Admission compares both predictions
 with the request's targets before any work is done for it.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import TypeVar
-
-import xxhash
 
 from kvindex.core import InstanceId, InstanceMatch
-from policy.core import Placement, Rejection, RejectReason, RequestId, Role, ScheduleRequest
-from policy.cost import prefill_s, transfer_s
+from policy.choice import PlacementLimits, nearly_least, silent, spread
+from policy.core import Placement, Rejection, RejectReason, Role, ScheduleRequest
+from policy.cost import transfer_s
+from policy.place_prefill import NOTHING_CACHED, Extent, PrefillCandidate, choose_prefill, extents_of
 from policy.predict import (
     DecodeLoad,
-    PrefillBacklog,
     cost_of,
     decode_loads,
     next_finish_s,
-    prefill_backlogs,
     reserved_blocks,
     room_blocks,
     step_with_s,
 )
 from policy.view import ClusterView, InstanceView
-
-CandidateT = TypeVar("CandidateT")
-
-
-@dataclass(frozen=True, slots=True)
-class PlacementLimits:
-    """Bounds and tolerances of a placement.
-
-    Predictions within `tie_fraction` or `tie_s` of the best are equals: profiles are noisy, and equals
-    share the load. Instances silent for `silence_s_max` are used only where no other serves.
-    """
-
-    tie_fraction: float = 0.1
-    tie_s: float = 0.005
-    silence_s_max: float = 5.0
-    retry_after_s_min: float = 1.0
-    retry_after_s_max: float = 30.0
-
-
-@dataclass(frozen=True, slots=True)
-class PrefillCandidate:
-    """One way to the first token: who computes, and whose cached prefix it starts from."""
-
-    instance: InstanceView
-    backlog: PrefillBacklog
-    source: InstanceId | None
-    prefix_blocks: int
-    fetch_s: float
-    compute_s: float
-
-    @property
-    def ttft_s(self) -> float:
-        return self.backlog.wait_s + self.fetch_s + self.compute_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +44,12 @@ def place(
 ) -> Placement | Rejection:
     """The cheapest placement that meets the request's targets, or the reason why there is none.
 
-    `matches` is what kvmeta knows of the request's hashes; none is a valid answer. A `resumed` request
-    already streams to a client: it is turned away only where no instance could ever hold it.
+    `matches` is what kvmeta knows of the request's hashes; none is a valid answer. The placement's source
+    and `prefix_blocks` say whose prefix is used and how long it is in all, prefill's own included. A
+    `resumed` request already streams to a client: it is turned away only where no instance could ever
+    hold it.
     """
-    prefix_blocks = {match.instance: match.prefix_blocks for match in matches}
+    extents = extents_of(matches)
     able = _able(view, request)
     prefills = _preferred(able, Role.PREFILL, request, limits, now_s)
     decodes = _preferred(able, Role.DECODE, request, limits, now_s)
@@ -95,19 +61,19 @@ def place(
         return _rejection(request, RejectReason.NO_INSTANCE, detail, 0.0, limits)
 
     ttft_s_max = _ttft_s_max(request)
-    prefill = _choose_prefill(prefills, view, request, prefix_blocks, limits, now_s)
+    prefill = choose_prefill(prefills, view, request, extents, limits, now_s, ttft_s_max)
     if not request.resumed and prefill.ttft_s > ttft_s_max:
         detail = f"first token predicted after {prefill.ttft_s:.3f} s, wanted within {ttft_s_max:.3f} s"
         return _rejection(request, RejectReason.TTFT, detail, prefill.ttft_s - ttft_s_max, limits)
 
     loads = decode_loads(view)
-    roomy = [instance for instance in decodes if _has_room(instance, loads, request, prefix_blocks)]
+    roomy = [instance for instance in decodes if _has_room(instance, loads, request, extents)]
     if not roomy and not request.resumed:
         wait_s = min(next_finish_s(instance, loads[instance.instance]) for instance in decodes)
         detail = f"no decode instance has room for {request.prompt_tokens} tokens"
         return _rejection(request, RejectReason.OVERLOADED, detail, wait_s, limits)
 
-    decode = _choose_decode(roomy or decodes, loads, prefill, request, prefix_blocks, limits)
+    decode = _choose_decode(roomy or decodes, loads, prefill, request, extents, limits)
     tbt_s_max = _tbt_s_max(request)
     if not request.resumed and decode.step_s > tbt_s_max:
         wait_s = next_finish_s(decode.instance, decode.load)
@@ -152,55 +118,7 @@ def _preferred(
     """
     in_role = [instance for instance in instances if role in instance.roles]
     fit = [instance for instance in in_role if instance.instance not in request.excluded] or in_role
-    return [instance for instance in fit if now_s - instance.heard_at_s <= limits.silence_s_max] or fit
-
-
-def _choose_prefill(
-    prefills: Sequence[InstanceView],
-    view: ClusterView,
-    request: ScheduleRequest,
-    prefix_blocks: Mapping[InstanceId, int],
-    limits: PlacementLimits,
-    now_s: float,
-) -> PrefillCandidate:
-    backlogs = prefill_backlogs(view, now_s)
-    best_ways = [
-        min(
-            _ways_to_prefill(instance, backlogs[instance.instance], request, prefix_blocks),
-            key=lambda candidate: candidate.ttft_s,
-        )
-        for instance in prefills
-    ]
-    equals = _nearly_least(best_ways, lambda candidate: candidate.ttft_s, limits, _ttft_s_max(request))
-    return min(
-        equals,
-        key=lambda candidate: (
-            candidate.backlog.requests,
-            _spread(request.request_id, candidate.instance.instance),
-        ),
-    )
-
-
-def _ways_to_prefill(
-    instance: InstanceView,
-    backlog: PrefillBacklog,
-    request: ScheduleRequest,
-    prefix_blocks: Mapping[InstanceId, int],
-) -> Iterator[PrefillCandidate]:
-    """Recompute everything, or start from the instance's own prefix.
-
-    The last token is always computed, so a match covers at most the blocks before it.
-    """
-    cost = cost_of(instance)
-    whole_s = prefill_s(cost, request.prompt_tokens, 0)
-    yield PrefillCandidate(instance, backlog, None, 0, 0.0, whole_s)
-
-    usable_blocks = (request.prompt_tokens - 1) // instance.block_tokens
-    held_blocks = min(prefix_blocks.get(instance.instance, 0), usable_blocks)
-    if held_blocks > 0:
-        prefix_tokens = held_blocks * instance.block_tokens
-        rest_s = prefill_s(cost, request.prompt_tokens - prefix_tokens, prefix_tokens)
-        yield PrefillCandidate(instance, backlog, instance.instance, held_blocks, 0.0, rest_s)
+    return [instance for instance in fit if not silent(instance, limits, now_s)] or fit
 
 
 def _choose_decode(
@@ -208,7 +126,7 @@ def _choose_decode(
     loads: Mapping[InstanceId, DecodeLoad],
     prefill: PrefillCandidate,
     request: ScheduleRequest,
-    prefix_blocks: Mapping[InstanceId, int],
+    extents: Mapping[InstanceId, Extent],
     limits: PlacementLimits,
 ) -> DecodeCandidate:
     """The least step time; among equals the least to send, then the fewest requests."""
@@ -217,18 +135,18 @@ def _choose_decode(
             instance=instance,
             load=loads[instance.instance],
             step_s=step_with_s(instance, loads[instance.instance], request.prompt_tokens),
-            send_s=_send_s(instance, prefill, request, prefix_blocks),
+            send_s=_send_s(instance, prefill, request, extents),
         )
         for instance in decodes
     ]
-    equals = _nearly_least(candidates, lambda candidate: candidate.step_s, limits, _tbt_s_max(request))
-    equals = _nearly_least(equals, lambda candidate: candidate.send_s, limits, inf)
+    equals = nearly_least(candidates, lambda candidate: candidate.step_s, limits, _tbt_s_max(request))
+    equals = nearly_least(equals, lambda candidate: candidate.send_s, limits, inf)
     return min(
         equals,
         key=lambda candidate: (
             candidate.instance.instance != prefill.instance.instance,
             candidate.load.requests,
-            _spread(request.request_id, candidate.instance.instance),
+            spread(request.request_id, candidate.instance.instance),
         ),
     )
 
@@ -237,12 +155,12 @@ def _send_s(
     decode: InstanceView,
     prefill: PrefillCandidate,
     request: ScheduleRequest,
-    prefix_blocks: Mapping[InstanceId, int],
+    extents: Mapping[InstanceId, Extent],
 ) -> float:
     if decode.instance == prefill.instance.instance:
         return 0.0
     prompt_blocks = -(-request.prompt_tokens // decode.block_tokens)
-    sent_blocks = prompt_blocks - min(prefix_blocks.get(decode.instance, 0), prompt_blocks)
+    sent_blocks = prompt_blocks - min(_held_blocks(decode, extents), prompt_blocks)
     return transfer_s(cost_of(prefill.instance), sent_blocks * decode.block_bytes)
 
 
@@ -250,12 +168,17 @@ def _has_room(
     instance: InstanceView,
     loads: Mapping[InstanceId, DecodeLoad],
     request: ScheduleRequest,
-    prefix_blocks: Mapping[InstanceId, int],
+    extents: Mapping[InstanceId, Extent],
 ) -> bool:
     """Held blocks are shared, not taken anew. Decode counts again when it reserves."""
     needed = reserved_blocks(request.prompt_tokens, instance.block_tokens)
-    needed -= min(prefix_blocks.get(instance.instance, 0), needed - 1)
+    needed -= min(_held_blocks(instance, extents), needed - 1)
     return needed <= room_blocks(instance, loads[instance.instance])
+
+
+def _held_blocks(decode: InstanceView, extents: Mapping[InstanceId, Extent]) -> int:
+    """What it can decode on without reading it back: blocks on SSD take room and are sent like others."""
+    return extents.get(decode.instance, NOTHING_CACHED).memory_blocks
 
 
 def _ttft_s_max(request: ScheduleRequest) -> float:
@@ -271,22 +194,3 @@ def _rejection(
 ) -> Rejection:
     retry_after_s = min(max(wait_s, limits.retry_after_s_min), limits.retry_after_s_max)
     return Rejection(request.request_id, request.attempt, reason, detail, retry_after_s)
-
-
-def _nearly_least(
-    candidates: Sequence[CandidateT],
-    value_s: Callable[[CandidateT], float],
-    limits: PlacementLimits,
-    target_s: float,
-) -> list[CandidateT]:
-    """The equals of the best. One that misses the target is no equal of one that meets it."""
-    least_s = min(value_s(candidate) for candidate in candidates)
-    bound_s = least_s + max(limits.tie_s, least_s * limits.tie_fraction)
-    if least_s <= target_s:
-        bound_s = min(bound_s, target_s)
-    return [candidate for candidate in candidates if value_s(candidate) <= bound_s]
-
-
-def _spread(request_id: RequestId, instance: InstanceId) -> int:
-    """Rendezvous hash: each request orders equal instances its own way, the same in every process."""
-    return xxhash.xxh3_64_intdigest(f"{request_id}/{instance}".encode())

@@ -1,8 +1,18 @@
 """What a conductor counts, beside what every service does."""
 
+from enum import StrEnum
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 _DECISION_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
+
+
+class PrefixSource(StrEnum):
+    """Whose cached prefix a prefill starts from."""
+
+    NONE = "none"
+    OWN = "own"
+    REMOTE = "remote"
 
 
 class ConductorMetrics:
@@ -23,6 +33,18 @@ class ConductorMetrics:
             "moonpool_conductor_matches",
             "Prefix matches asked of kvmeta: answered, timeout, no_responder, failed",
             ["outcome"],
+            registry=registry,
+        )
+        self.prefixes = Counter(
+            "moonpool_conductor_prefixes",
+            "Requests placed, by whose cached prefix prefill starts from: none, own, remote",
+            ["source"],
+            registry=registry,
+        )
+        self.prefix_blocks = Counter(
+            "moonpool_conductor_prefix_blocks",
+            "Blocks of those prefixes, prefill's own part of a remote one included",
+            ["source"],
             registry=registry,
         )
         self.bookings = Gauge(

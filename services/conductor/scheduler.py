@@ -13,11 +13,12 @@ from cluster.logs import Logger
 from cluster.messages import MATCH_BLOCKS_MAX, Decision, MatchReply, MatchRequest
 from cluster.tracing import TraceContext
 from conductor.cluster_state import ClusterState
-from conductor.metrics import ConductorMetrics
+from conductor.metrics import ConductorMetrics, PrefixSource
 from kvhash import BLOCK_TOKENS, HASH_BYTES
 from kvindex.core import InstanceMatch
+from policy.choice import PlacementLimits
 from policy.core import Placement, Rejection, ScheduleRequest
-from policy.place import PlacementLimits, place
+from policy.place import place
 
 
 class Scheduler:
@@ -90,6 +91,9 @@ class Scheduler:
             self._state.book(decision, request.prompt_tokens)
             self._metrics.decisions.labels("placed").inc()
             self._metrics.predicted_ttft_s.observe(decision.predicted_ttft_ms / 1e3)
+            source = prefix_source(decision)
+            self._metrics.prefixes.labels(source).inc()
+            self._metrics.prefix_blocks.labels(source).inc(decision.prefix_blocks)
         else:
             self._metrics.decisions.labels(decision.reason.value).inc()
         return decision
@@ -110,6 +114,7 @@ class Scheduler:
                 **fields,
                 prefill=decision.prefill,
                 decode=decision.decode,
+                source=decision.source,
                 prefix_blocks=decision.prefix_blocks,
                 predicted_ttft_ms=decision.predicted_ttft_ms,
             )
@@ -150,6 +155,13 @@ def checked(body: object) -> ScheduleRequest:
             f"{blocks_max} full blocks"
         )
     return body
+
+
+def prefix_source(placement: Placement) -> PrefixSource:
+    """Whose cached prefix the placement's prefill starts from."""
+    if placement.source is None:
+        return PrefixSource.NONE
+    return PrefixSource.OWN if placement.source == placement.prefill else PrefixSource.REMOTE
 
 
 def _match_outcome(error: Exception) -> str:

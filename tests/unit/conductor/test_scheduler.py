@@ -18,9 +18,9 @@ from cluster.wire import encode
 from conductor.cluster_state import ClusterState
 from conductor.metrics import ConductorMetrics
 from conductor.scheduler import Scheduler
-from kvindex.core import InstanceMatch
+from kvindex.core import InstanceMatch, Tier, TierRun
+from policy.choice import PlacementLimits
 from policy.core import Placement, Rejection, RejectReason, Role
-from policy.place import PlacementLimits
 from policy.predict import prefill_backlogs
 
 pytestmark = pytest.mark.unit
@@ -60,11 +60,8 @@ class Conductor:
         await self.state.described()
         await self.bus.subscribe(subject, self.scheduler.schedule, queue=subjects.CONDUCTOR_QUEUE)
 
-    def count(self, name: str, outcome: str) -> float:
-        return (
-            self.metrics.registry.get_sample_value(f"moonpool_conductor_{name}_total", {"outcome": outcome})
-            or 0
-        )
+    def count(self, name: str, value: str, label: str = "outcome") -> float:
+        return self.metrics.registry.get_sample_value(f"moonpool_conductor_{name}_total", {label: value}) or 0
 
 
 class Stage:
@@ -117,6 +114,27 @@ async def test_places_by_what_kvmeta_knows(stage: Stage):
     assert stage.asked_of_kvmeta == [HASHES]
     assert stage.conductor.count("matches", "answered") == 1
     assert stage.conductor.count("decisions", "placed") == 1
+
+
+async def test_a_prefix_of_another_instance_is_used_and_told(stage: Stage):
+    """D1 holds it, and prefill reads it there: source and length are in the answer, the booking, the
+    decision and the metrics."""
+    heard = await stage.decisions()
+    matches = (InstanceMatch(D1, 60, (TierRun(Tier.DRAM, 40), TierRun(Tier.SSD, 20))), InstanceMatch(P1, 10))
+    await stage.answer_matches(*matches)
+    placement = await stage.ask(request("far", block_hashes=HASHES))
+    assert (placement.source, placement.prefix_blocks) == (D1, 60)
+    booking = stage.conductor.state.current().bookings["far"]
+    assert (booking.new_tokens, booking.prefix_tokens) == (40, 960)
+    await eventually(lambda: heard)
+    assert (heard[0].placement, heard[0].matches) == (placement, matches)
+
+    await stage.answer_matches(InstanceMatch(P2, 50))
+    await stage.ask(request("near", block_hashes=HASHES))
+    await stage.ask(request("new"))
+    for source, blocks in (("remote", 60), ("own", 50), ("none", 0)):
+        assert stage.conductor.count("prefixes", source, "source") == 1
+        assert stage.conductor.count("prefix_blocks", source, "source") == blocks
 
 
 async def test_never_asks_for_the_block_of_the_last_token(stage: Stage):

@@ -104,7 +104,7 @@ def accept(body: object) -> object:
 
 
 async def _place(request: ScheduleRequest) -> object:
-    return Placement(request.request_id, request.attempt, PREFILL, DECODE, prefix_blocks=1)
+    return Placement(request.request_id, request.attempt, PREFILL, DECODE, source=DECODE, prefix_blocks=1)
 
 
 @dataclass

@@ -66,7 +66,7 @@ async def test_a_chat_is_answered(cluster) -> None:
     }
     assert await cluster.decode.notices.get() == Finish(submit.work.request_id, 0, output_tokens)
     assert submit.work.sampling.seed == 5
-    assert (submit.decode, submit.prefix_blocks) == (DECODE, 1)
+    assert (submit.decode, submit.source, submit.prefix_blocks) == (DECODE, DECODE, 1)
     (question,) = cluster.scheduled
     assert question.prompt_tokens == submit.work.prompt_tokens
     assert prompt_hash_count(question) == question.prompt_tokens // 16

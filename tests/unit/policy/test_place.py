@@ -24,8 +24,9 @@ from tests.support.views import (
 )
 
 from kvindex.core import InstanceId, InstanceMatch
+from policy.choice import PlacementLimits
 from policy.core import CostCoefficients, InstanceState, Placement, Rejection, RejectReason, Role
-from policy.place import PlacementLimits, place
+from policy.place import place
 from policy.predict import reserved_blocks
 from policy.view import ClusterView, InstanceView, with_placement
 
@@ -50,13 +51,15 @@ def match(name: InstanceId, blocks: int) -> InstanceMatch:
 
 
 class TestStudyNoteExample:
-    """4 prefill, 2 decode, 32,768 tokens at 2,000 token/s, 0.5 s of queue each (DESIGN §8)."""
+    """4 prefill, 2 decode, 32,768 tokens at 2,000 token/s, 0.5 s of queue each, 320 kB a token at 100 GB/s
+    (DESIGN §8)."""
 
+    BLOCK_BYTES = 16 * 320_000
     COST = CostCoefficients(0.0, 1 / 2000, 0.0, 0.0, 0.001, 0.0, 0.0, 100e9)
     HELD = (("p1", 1200, 7.284), ("p2", 600, 12.084), ("p3", 0, 16.884), ("p4", 800, 10.484))
 
     def prefill_queued_for_half_a_second(self, name: str):
-        return prefill(name, queued(f"before-{name}", 1000), cost=self.COST)
+        return prefill(name, queued(f"before-{name}", 1000), cost=self.COST, block_bytes=self.BLOCK_BYTES)
 
     def decodes(self):
         busy = decode("d1", *(running(f"a{i}") for i in range(6)), cost=self.COST)
@@ -69,6 +72,16 @@ class TestStudyNoteExample:
             view, request(prompt_tokens=32768), (match(InstanceId(name), blocks),), LIMITS, now_s=0.0
         )
         assert placed(decision).predicted_ttft_ms == pytest.approx(ttft_s * 1e3)
+
+    @pytest.mark.parametrize(("name", "ttft_s"), [("p2", 7.31472), ("p3", 7.34544), ("p4", 7.30448)])
+    def test_ttft_of_each_prefill_with_the_blocks_of_p1(self, name, ttft_s):
+        """The note's P4 with P1's blocks: 0.5 + 400 blocks moved in 0.02 + 6.784."""
+        matches = tuple(match(InstanceId(held), blocks) for held, blocks, _ in self.HELD if blocks)
+        source = decode("p1", free=0, cost=self.COST, block_bytes=self.BLOCK_BYTES)
+        view = view_of(self.prefill_queued_for_half_a_second(name), source, self.decodes()[1])
+        won = placed(place(view, request(prompt_tokens=32768), matches, LIMITS, now_s=0.0))
+        assert won.predicted_ttft_ms == pytest.approx(ttft_s * 1e3)
+        assert (won.prefill, won.source, won.prefix_blocks) == (name, P1, 1200)
 
     def test_p1_and_d2_win_within_the_targets(self):
         prefills = (self.prefill_queued_for_half_a_second(name) for name, _, _ in self.HELD)
@@ -91,10 +104,10 @@ class TestPrefillChoice:
         won = placed(place(view_of(*PAIR), request(), (match(P2, 50),), LIMITS, 0.0))
         assert (won.prefill, won.source, won.prefix_blocks) == (P2, P2, 50)
 
-    def test_long_queue_beats_a_short_prefix(self):
+    def test_a_long_queue_is_left_and_its_prefix_taken_along(self):
         view = view_of(prefill("p1", queued("q", 5000)), *PAIR[1:])
         won = placed(place(view, request(), (match(P1, 20),), LIMITS, 0.0))
-        assert (won.prefill, won.source, won.prefix_blocks) == (P2, None, 0)
+        assert (won.prefill, won.source, won.prefix_blocks) == (P2, P1, 20)
 
     @pytest.mark.parametrize(
         ("prompt_tokens", "held", "used"), [(32, 2, 1), (33, 2, 2), (48, 9, 2), (16, 1, 0), (1, 0, 0)]

@@ -1,0 +1,189 @@
+"""Which prefill instance comes to the first token soonest, and from whose cached prefix it starts.
+
+For each instance the cheapest of three ways: compute everything; start from its own prefix; bring up its
+own prefix and read what comes after it from one other instance, of any role and any tier. A prefix is
+used as far as a tier reaches, never less: inside a tier each further block costs the same to move and
+saves a little more than the one before, since later tokens attend to more; so the time is least at an
+end of it. Where not even a whole tier pays, it is left out: that is the break-even of DESIGN §8.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from heapq import nsmallest
+
+from kvindex.core import InstanceId, InstanceMatch, Tier
+from policy.choice import PlacementLimits, nearly_least, silent, spread
+from policy.core import CostCoefficients, ScheduleRequest
+from policy.cost import prefill_s, ssd_read_s, transfer_s
+from policy.predict import PrefillBacklog, cost_of, prefill_backlogs
+from policy.view import ClusterView, InstanceView
+
+SOURCES_MAX = 4
+"""Other instances whose prefix is considered for one prefill instance: those with the longest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """A cached prefix by what it takes to use it: `memory_blocks` lie in memory (device or DRAM), what
+    comes after them, up to `blocks`, has to be read from SSD."""
+
+    memory_blocks: int = 0
+    blocks: int = 0
+
+    def upto(self, blocks: int) -> "Extent":
+        return self if self.blocks <= blocks else Extent(min(self.memory_blocks, blocks), blocks)
+
+    def ends(self) -> tuple[int, ...]:
+        """Where a tier ends, in blocks."""
+        if self.memory_blocks in (0, self.blocks):
+            return (self.blocks,) if self.blocks else ()
+        return (self.memory_blocks, self.blocks)
+
+    def ssd_blocks(self, first: int, end: int) -> int:
+        """How many of the blocks from `first` up to `end` lie on SSD."""
+        return max(0, end - max(first, self.memory_blocks))
+
+
+NOTHING_CACHED = Extent()
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillCandidate:
+    """One way to the first token: who computes, and whose cached prefix it starts from."""
+
+    instance: InstanceView
+    backlog: PrefillBacklog
+    source: InstanceId | None
+    """The instance itself where it needs nobody else's blocks."""
+    prefix_blocks: int
+    """Its own blocks and the source's together."""
+    fetch_s: float
+    """Time to bring them where it computes."""
+    compute_s: float
+
+    @property
+    def ttft_s(self) -> float:
+        return self.backlog.wait_s + self.fetch_s + self.compute_s
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    instance: InstanceView
+    extent: Extent
+    cost: CostCoefficients
+
+
+def extents_of(matches: Sequence[InstanceMatch]) -> Mapping[InstanceId, Extent]:
+    """Where runs are not told, all is taken to lie in memory."""
+    return {match.instance: _extent(match) for match in matches}
+
+
+def choose_prefill(
+    prefills: Sequence[InstanceView],
+    view: ClusterView,
+    request: ScheduleRequest,
+    extents: Mapping[InstanceId, Extent],
+    limits: PlacementLimits,
+    now_s: float,
+    ttft_s_max: float,
+) -> PrefillCandidate:
+    """The least time to the first token; among equals the fewest requests, then the least to move."""
+    backlogs = prefill_backlogs(view, now_s)
+    sources = _sources(view, request, extents, limits, now_s)
+    ways = [
+        cheapest_way(instance, backlogs[instance.instance], request, extents, sources)
+        for instance in prefills
+    ]
+    equals = nearly_least(ways, lambda way: way.ttft_s, limits, ttft_s_max)
+    requests_min = min(way.backlog.requests for way in equals)
+    equals = [way for way in equals if way.backlog.requests == requests_min]
+    equals = nearly_least(equals, lambda way: way.fetch_s, limits, ttft_s_max)
+    return min(equals, key=lambda way: spread(request.request_id, way.instance.instance))
+
+
+def cheapest_way(
+    instance: InstanceView,
+    backlog: PrefillBacklog,
+    request: ScheduleRequest,
+    extents: Mapping[InstanceId, Extent],
+    sources: Sequence[_Source],
+) -> PrefillCandidate:
+    """Of equally fast ways the one that moves less.
+
+    The last token is always computed, so a prefix covers at most the blocks before it.
+    """
+    cost = cost_of(instance)
+    block_tokens = instance.block_tokens
+    usable_blocks = (request.prompt_tokens - 1) // block_tokens
+    own = extents.get(instance.instance, NOTHING_CACHED).upto(usable_blocks)
+    source, prefix_blocks, fetch_s = None, 0, 0.0
+    compute_s = prefill_s(cost, request.prompt_tokens, 0)
+    for way_source, way_blocks, way_fetch_s in _prefixes(instance, cost, own, sources, usable_blocks):
+        prefix_tokens = way_blocks * block_tokens
+        way_compute_s = prefill_s(cost, request.prompt_tokens - prefix_tokens, prefix_tokens)
+        if way_fetch_s + way_compute_s < fetch_s + compute_s:
+            source, prefix_blocks = way_source, way_blocks
+            fetch_s, compute_s = way_fetch_s, way_compute_s
+    return PrefillCandidate(instance, backlog, source, prefix_blocks, fetch_s, compute_s)
+
+
+def _prefixes(
+    instance: InstanceView,
+    cost: CostCoefficients,
+    own: Extent,
+    sources: Sequence[_Source],
+    usable_blocks: int,
+) -> Iterator[tuple[InstanceId, int, float]]:
+    """(source, blocks in all, time to bring them where they are computed on)."""
+    block_bytes = instance.block_bytes
+    for blocks in own.ends():
+        yield instance.instance, blocks, ssd_read_s(cost, own.ssd_blocks(0, blocks) * block_bytes)
+    rise_s = ssd_read_s(cost, own.ssd_blocks(0, own.blocks) * block_bytes)
+    others = (source for source in sources if source.instance.instance != instance.instance)
+    for source, _ in zip(others, range(SOURCES_MAX), strict=False):
+        extent = source.extent.upto(usable_blocks)
+        for blocks in extent.ends():
+            if blocks > own.blocks:
+                read_s = ssd_read_s(source.cost, extent.ssd_blocks(own.blocks, blocks) * block_bytes)
+                moved_s = transfer_s(source.cost, (blocks - own.blocks) * block_bytes)
+                yield source.instance.instance, blocks, rise_s + read_s + moved_s
+
+
+def _sources(
+    view: ClusterView,
+    request: ScheduleRequest,
+    extents: Mapping[InstanceId, Extent],
+    limits: PlacementLimits,
+    now_s: float,
+) -> list[_Source]:
+    """Whose blocks may be read, longest prefix first; one more than are considered, since nobody reads
+    from itself. Requests take equals in different orders, so that none serves all."""
+    usable = (
+        _Source(instance, extent, cost_of(instance))
+        for name, extent in extents.items()
+        if extent.blocks > 0
+        and (instance := view.instances.get(name)) is not None
+        and instance.fingerprint == request.fingerprint
+        and name not in request.excluded
+        and not instance.draining
+        and not silent(instance, limits, now_s)
+    )
+    return nsmallest(
+        SOURCES_MAX + 1,
+        usable,
+        key=lambda source: (
+            -source.extent.blocks,
+            -source.extent.memory_blocks,
+            spread(request.request_id, source.instance.instance),
+        ),
+    )
+
+
+def _extent(match: InstanceMatch) -> Extent:
+    """Along a prefix tiers only get slower; should they not, what comes after the first SSD is SSD."""
+    memory_blocks = 0 if match.runs else match.prefix_blocks
+    for run in match.runs:
+        if run.tier is Tier.SSD:
+            break
+        memory_blocks += run.blocks
+    return Extent(min(memory_blocks, match.prefix_blocks), match.prefix_blocks)
