@@ -33,6 +33,13 @@ class ChosenOps:
     detail: str = ""
 
 
+def computes_on_device(wanted: Backend, weight_dtype: WeightDtype = WeightDtype.FLOAT32) -> bool:
+    """Whether `choose_ops` picks what computes in a device's memory. Loads and builds nothing."""
+    if wanted is Backend.AUTO and weight_dtype is not WeightDtype.INT8:
+        return torch.cuda.is_available()
+    return wanted is Backend.TRITON
+
+
 def choose_ops(
     wanted: Backend,
     dtype_name: str,
@@ -56,7 +63,7 @@ def choose_ops(
         case Backend.NATIVE:
             return _native(dtype_name, kernels_folder)
         case Backend.AUTO:
-            if torch.cuda.is_available():
+            if computes_on_device(wanted, weight_dtype):
                 return _triton()
             try:
                 return _native(dtype_name, kernels_folder)

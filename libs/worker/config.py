@@ -6,6 +6,7 @@ from cluster.service import ServiceConfig
 from engine.backend import Backend
 from engine.layout import DTYPE_BYTES
 from engine.native.packing import WeightDtype
+from policy.evict import EvictionOrder
 from protocol.reservation import RESERVATION_TTL_S
 
 RESERVATION_TTL_S_MIN = 2.0
@@ -39,6 +40,37 @@ class WorkerConfig(ServiceConfig):
     threads: int = field(default=1, metadata={"help": "threads of the engine", "min": 1, "max": 1024})
     pool_bytes: int = field(
         default=2 * 1024**3, metadata={"help": "bytes of KV blocks in DRAM", "min": 1024 * 1024}
+    )
+    device_bytes: int = field(
+        default=0,
+        metadata={
+            "help": "of pool_bytes, what lies on the device as well and is computed on, the rest keeps blocks "
+            "for later; only where the engine has a cache of its own, as on a GPU. 0: all",
+            "min": 0,
+        },
+    )
+    ssd_bytes: int = field(
+        default=0,
+        metadata={"help": "bytes of files for KV blocks that pool_bytes has no room for; 0: none", "min": 0},
+    )
+    ssd_folder: str = field(
+        default="",
+        metadata={
+            "help": "where those files are, in a folder of the instance's name: a restart under the same "
+            "name finds its blocks again"
+        },
+    )
+    eviction: str = field(
+        default=EvictionOrder.LRU,
+        metadata={"help": "which cached block goes first", "choices": tuple(EvictionOrder)},
+    )
+    sink_ahead_share: float = field(
+        default=0.25,
+        metadata={
+            "help": "of the blocks computed on, the share that is copied down before it has to go",
+            "min": 0.0,
+            "max": 1.0,
+        },
     )
     pool_huge_pages: bool = field(
         default=False,
