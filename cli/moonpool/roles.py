@@ -34,6 +34,8 @@ class ServiceSettings:
     gateway_port: int
     threads: int
     pool_bytes: int | None
+    ssd_bytes: int
+    ssd_folder: Path
     drain_s_max: float
 
 
@@ -52,4 +54,6 @@ def service_arguments(role: str, instance: InstanceId, settings: ServiceSettings
         arguments += ["--model-folder", str(settings.model_folder), "--threads", str(settings.threads)]
         if settings.pool_bytes is not None:
             arguments += ["--pool-bytes", str(settings.pool_bytes)]
+        if settings.ssd_bytes:
+            arguments += ["--ssd-bytes", str(settings.ssd_bytes), "--ssd-folder", str(settings.ssd_folder)]
     return tuple(arguments)

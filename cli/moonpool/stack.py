@@ -47,6 +47,7 @@ OPENMP_SPINS = 2000
 """How often a thread of an engine looks for work before it sleeps, about 0.1 ms: longer than the gap between
 two operations. OpenMP's own 15 ms burn the cores that the other processes of this machine wait for.
 """
+SSD_FOLDER = "ssd"
 READY_POLL_S = 0.1
 READY_ANSWER_S_MAX = 5.0
 SERVER_STOP_S_MAX = 5.0
@@ -68,6 +69,10 @@ class StackConfig:
     threads: int = 1
     pool_bytes: int | None = None
     """Memory for KV blocks of each worker; None leaves it to the worker."""
+    ssd_bytes: int = 0
+    """Files for KV blocks of each worker; 0: none."""
+    ssd_folder: Path | None = None
+    """Where they are; None: in the run folder, as long as the stack runs."""
     ready_s_max: float = READY_S_MAX_DEFAULT
     drain_s_max: float = DRAIN_S_MAX_DEFAULT
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -157,12 +162,14 @@ class Stack:
         await self._stop_group(self._servers)
 
     async def kill(self) -> None:
-        """Nothing that still runs is left."""
+        """Nothing that still runs is left, nor the files that only this stack could have read."""
         await asyncio.gather(*(child.kill() for child in self._children()))
+        self._remove_ssd_files()
 
     async def _start_servers(self) -> None:
         # A registry of its own for every run: the last one's instances are gone, whatever their leases say.
         shutil.rmtree(self._folder / "etcd", ignore_errors=True)
+        self._remove_ssd_files()
         try:
             plans = [nats_server(self._folder).plan, etcd_server(self._folder).plan]
         except ServerError as error:
@@ -184,6 +191,8 @@ class Stack:
             gateway_port=self._config.port,
             threads=self._config.threads,
             pool_bytes=self._config.pool_bytes,
+            ssd_bytes=self._config.ssd_bytes,
+            ssd_folder=self._config.ssd_folder or self._folder / SSD_FOLDER,
             drain_s_max=self._config.drain_s_max,
         )
         environment = {
@@ -249,6 +258,10 @@ class Stack:
         for child, went in zip(running, heeded, strict=True):
             if not went:
                 self._report(f"{child.name} did not stop within {child.spec.stop_s_max:g} s and was killed")
+
+    def _remove_ssd_files(self) -> None:
+        """With the registry the seed of the hashes goes: nobody will ask for these blocks again."""
+        shutil.rmtree(self._folder / SSD_FOLDER, ignore_errors=True)
 
     def _children(self) -> list[Child]:
         return [*self._servers, *self._services.values()]

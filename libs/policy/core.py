@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import NewType
 
-from kvindex.core import InstanceId
+from kvindex.core import InstanceId, Tier
 
 RequestId = NewType("RequestId", str)
 """Made by the gateway; a client's own id never becomes one."""
@@ -228,6 +228,15 @@ class RunningRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class TierUse:
+    """How full a tier is that lies below the blocks which an instance computes on."""
+
+    tier: Tier
+    blocks: int
+    blocks_used: int
+
+
+@dataclass(frozen=True, slots=True)
 class LoadSnapshot:
     """instance → `load.<instance>`: the whole of its load, idempotent; also the reply to Describe."""
 
@@ -252,3 +261,5 @@ class LoadSnapshot:
     cached_tokens_total: int = 0
     decode_tokens_total: int = 0
     cost: CostCoefficients | None = None
+    lower_tiers: tuple[TierUse, ...] = ()
+    """Fastest first. `blocks` and the like count what lies above them."""

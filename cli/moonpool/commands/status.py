@@ -5,26 +5,28 @@
     {"instances": [{"instance", "roles": […], "state", "incarnation", "host", "http_url", "model",
                     "requests", "queued", "running", "blocks", "blocks_free", "blocks_cached",
                     "blocks_in_use", "blocks_indexed", "prefill_tokens_total", "cached_tokens_total",
-                    "decode_tokens_total"}, …],
+                    "decode_tokens_total", "lower_tiers": [{"tier", "blocks", "blocks_used"}, …]}, …],
      "totals": {"instances", "unreachable", and the sum of each number from "requests" on}}
 
 `state` is `serving`, `draining`, or `unreachable` for a registered instance that did not answer in time;
 its numbers are then null and count nowhere. `model` is null for an instance that serves none. `queued`
-and `running` are numbers of requests.
+and `running` are numbers of requests. `lower_tiers` is where blocks are kept below those that are computed
+on, and empty where that is nowhere; the table shows it where some instance has any.
 """
 
 import argparse
 import asyncio
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 
-from kvindex.core import InstanceId
+from kvindex.core import InstanceId, Tier
 from moonpool.arguments import Command, seconds
 from moonpool.cluster_client import ClusterAddresses, DescribedInstance, describe_all
 from moonpool.errors import EXIT_OK
 from moonpool.find_stack import add_cluster_arguments, cluster_urls
 from moonpool.table import format_table
-from policy.core import InstanceState, LoadSnapshot
+from policy.core import InstanceState, LoadSnapshot, TierUse
 
 UNREACHABLE = "unreachable"
 TIMEOUT_S_DEFAULT = 2.0
@@ -75,17 +77,20 @@ def as_object(instances: Sequence[DescribedInstance]) -> dict[str, object]:
 
 
 def as_table(instances: Sequence[DescribedInstance]) -> str:
-    header = ("instance", "roles", "state", *HEADINGS.values())
+    tiers = [tier for tier in Tier if any(tier in _lower_tiers(instance) for instance in instances)]
+    header = ("instance", "roles", "state", *HEADINGS.values(), *(f"in {tier}" for tier in tiers))
     rows = [
         (
             instance.record.instance,
             "+".join(instance.record.roles),
             _state(instance),
             *_cells(_numbers(instance.load) if instance.load else None),
+            *(_used(_lower_tiers(instance).get(tier)) for tier in tiers),
         )
         for instance in instances
     ]
-    return format_table(header, [*rows, ("total", "", "", *_cells(_sums(instances)))])
+    sums = (_used(_summed(tier, instances)) for tier in tiers)
+    return format_table(header, [*rows, ("total", "", "", *_cells(_sums(instances)), *sums)])
 
 
 def _row(instance: DescribedInstance) -> dict[str, object]:
@@ -99,6 +104,7 @@ def _row(instance: DescribedInstance) -> dict[str, object]:
         "http_url": record.http_url,
         "model": record.model.name if record.model else None,
         **(_numbers(instance.load) if instance.load else dict.fromkeys(_numbers(NO_LOAD))),
+        "lower_tiers": [asdict(use) for use in instance.load.lower_tiers] if instance.load else None,
     }
 
 
@@ -125,6 +131,19 @@ def _numbers(load: LoadSnapshot) -> dict[str, int]:
 def _sums(instances: Sequence[DescribedInstance]) -> dict[str, int]:
     loads = [_numbers(instance.load) for instance in instances if instance.load]
     return {name: sum(load[name] for load in loads) for name in _numbers(NO_LOAD)}
+
+
+def _lower_tiers(instance: DescribedInstance) -> dict[Tier, TierUse]:
+    return {use.tier: use for use in instance.load.lower_tiers} if instance.load else {}
+
+
+def _summed(tier: Tier, instances: Sequence[DescribedInstance]) -> TierUse:
+    uses = [tiers[tier] for tiers in map(_lower_tiers, instances) if tier in tiers]
+    return TierUse(tier, sum(use.blocks for use in uses), sum(use.blocks_used for use in uses))
+
+
+def _used(use: TierUse | None) -> str:
+    return f"{use.blocks_used}/{use.blocks}" if use else "-"
 
 
 def _cells(numbers: dict[str, int] | None) -> list[str]:

@@ -7,6 +7,7 @@ import math
 import shlex
 import signal
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from moonpool.arguments import PORT_MAX, Command, seconds, whole_number
@@ -21,6 +22,7 @@ INSTANCES_MAX = 64
 THREADS_MAX = 256
 POOL_BYTES_MIN = 1 << 20
 POOL_BYTES_MAX = 1 << 44
+SSD_BYTES_MAX = 1 << 44
 WAIT_S_MAX = 3600.0
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 ONE_WISH_S = 0.5
@@ -56,6 +58,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="memory for KV blocks of each worker",
     )
+    parser.add_argument(
+        "--ssd-bytes",
+        type=whole_number(0, SSD_BYTES_MAX),
+        default=0,
+        metavar="N",
+        help="files for KV blocks of each worker, for what its memory has no room for (default 0: none)",
+    )
+    parser.add_argument(
+        "--ssd-folder",
+        type=Path,
+        metavar="FOLDER",
+        help="where these files are; by default in the folder of the run, as long as the stack runs",
+    )
     parser.add_argument("--name", default=DEFAULT_NAME, help=f"of this stack (default {DEFAULT_NAME})")
     parser.add_argument(
         "--ready-timeout",
@@ -83,6 +98,8 @@ def stack_config(options: argparse.Namespace) -> "StackConfig":
 
     if not options.coupled and not (options.prefill and options.decode):
         raise UsageError("--prefill and --decode must both be at least 1, or --coupled must be")
+    if options.ssd_folder and not options.ssd_bytes:
+        raise UsageError("--ssd-folder is given, so --ssd-bytes must be at least 1")
     if not NAME_PATTERN.fullmatch(options.name):
         raise UsageError(f"--name must match {NAME_PATTERN.pattern}, not {options.name!r}")
     return StackConfig(
@@ -95,6 +112,8 @@ def stack_config(options: argparse.Namespace) -> "StackConfig":
         port=options.port,
         threads=options.threads,
         pool_bytes=options.pool_bytes,
+        ssd_bytes=options.ssd_bytes,
+        ssd_folder=options.ssd_folder and options.ssd_folder.resolve(),
         ready_s_max=options.ready_timeout,
         drain_s_max=options.drain_timeout,
     )

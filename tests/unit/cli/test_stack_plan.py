@@ -23,6 +23,8 @@ SETTINGS = ServiceSettings(
     gateway_port=8000,
     threads=2,
     pool_bytes=1 << 20,
+    ssd_bytes=1 << 21,
+    ssd_folder=Path("/disk/kv"),
     drain_s_max=30.0,
 )
 
@@ -71,9 +73,15 @@ def test_only_workers_get_memory_and_threads() -> None:
     sized = {
         role
         for role in SERVICE_OF_ROLE
-        if "--pool-bytes" in service_arguments(role, InstanceId("x"), SETTINGS)
+        if {"--pool-bytes", "--ssd-bytes", "/disk/kv"}
+        <= {*service_arguments(role, InstanceId("x"), SETTINGS)}
     }
     assert sized == {"prefill", "decode", "coupled"}
+
+
+def test_a_worker_without_files_is_told_nothing_of_a_folder() -> None:
+    arguments = service_arguments("decode", InstanceId("x"), dataclasses.replace(SETTINGS, ssd_bytes=0))
+    assert not {"--ssd-bytes", "--ssd-folder"} & {*arguments}
 
 
 @pytest.mark.parametrize(("bind", "host"), [("0.0.0.0", None), ("192.0.2.1", "192.0.2.1")])
@@ -98,9 +106,15 @@ def test_a_name_that_is_no_folder_name_is_refused(name: str) -> None:
         up.stack_config(parsed(f"--name={name}"))
 
 
+def test_a_folder_for_files_of_no_size_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="--ssd-bytes"):
+        up.stack_config(parsed("--ssd-folder", str(tmp_path)))
+
+
 def test_flags_reach_the_stack() -> None:
     flags = ["--model", "tiny", "--prefill", "0", "--decode", "0", "--coupled", "2", "--port", "0"]
     more = ["--threads", "3", "--pool-bytes", "2097152", "--drain-timeout", "5", "--name", "mine"]
+    more += ["--ssd-bytes", "4194304", "--ssd-folder", "/disk/kv"]
     assert up.stack_config(parsed(*flags, *more)) == StackConfig(
         name="mine",
         model="tiny",
@@ -109,6 +123,8 @@ def test_flags_reach_the_stack() -> None:
         coupled=2,
         threads=3,
         pool_bytes=2097152,
+        ssd_bytes=4194304,
+        ssd_folder=Path("/disk/kv"),
         drain_s_max=5.0,
     )
 

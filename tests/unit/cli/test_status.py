@@ -1,10 +1,10 @@
 import pytest
 
 from cluster.messages import InstanceRecord, ModelInfo
-from kvindex.core import InstanceId
+from kvindex.core import InstanceId, Tier
 from moonpool.cluster_client import DescribedInstance
 from moonpool.commands.status import as_object, as_table
-from policy.core import InstanceState, LoadSnapshot, QueuedRequest, RequestId, Role, RunningRequest
+from policy.core import InstanceState, LoadSnapshot, QueuedRequest, RequestId, Role, RunningRequest, TierUse
 
 pytestmark = pytest.mark.unit
 
@@ -94,6 +94,7 @@ def test_an_instance_that_does_not_answer_is_listed_without_numbers() -> None:
         "http_url": "http://kvmeta-0:1",
         "model": None,
         **dict.fromkeys(NUMBERS),
+        "lower_tiers": None,
     }
 
 
@@ -124,6 +125,24 @@ def test_the_table_has_a_row_for_each_and_one_for_all() -> None:
         ["decode-0", "decode", "serving", "0", "2", "50", "46", "0", "4", "0", "0", "0", "7"],
         ["kvmeta-0", "kvmeta", "unreachable", *"-" * 10],
         ["total", "0", "2", "50", "46", "0", "4", "0", "0", "0", "7"],
+    ]
+
+
+def test_tiers_below_are_shown_where_there_are_any() -> None:
+    both = loaded("a", Role.PREFILL, lower_tiers=(TierUse(Tier.DRAM, 40, 5), TierUse(Tier.SSD, 100, 7)))
+    ssd = loaded("b", Role.DECODE, lower_tiers=(TierUse(Tier.SSD, 10, 3),))
+    header, *rows = as_table([both, ssd, SILENT]).splitlines()
+    assert header.split()[-4:] == ["in", "dram", "in", "ssd"]
+    assert [row.split()[-2:] for row in rows] == [
+        ["5/40", "7/100"],
+        ["-", "3/10"],
+        ["-", "-"],
+        ["5/40", "10/110"],
+    ]
+    shown = as_object([both, PREFILL])["instances"]
+    assert [row["lower_tiers"] for row in shown] == [
+        [{"tier": "dram", "blocks": 40, "blocks_used": 5}, {"tier": "ssd", "blocks": 100, "blocks_used": 7}],
+        [],
     ]
 
 
