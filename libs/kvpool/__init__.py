@@ -7,5 +7,17 @@ the arena are the engine's and the transfer's, events are taken and published by
 from kvpool.arena import Arena, ArenaError
 from kvpool.pool import BlockPool, NoBlocksError, PoolStats
 from kvpool.swap_slots import SwapSlots
+from kvpool.tiers import Copy, Rise, Sink, TierStats
 
-__all__ = ["Arena", "ArenaError", "BlockPool", "NoBlocksError", "PoolStats", "SwapSlots"]
+__all__ = [
+    "Arena",
+    "ArenaError",
+    "BlockPool",
+    "Copy",
+    "NoBlocksError",
+    "PoolStats",
+    "Rise",
+    "Sink",
+    "SwapSlots",
+    "TierStats",
+]
