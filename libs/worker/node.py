@@ -6,7 +6,7 @@ Owns their start and end, and the tasks that run beside the duties. Knows no req
 import asyncio
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cluster.errors import ConfigError
 from cluster.messages import ModelInfo, Work
@@ -32,8 +32,12 @@ from worker.metrics import WorkerMetrics
 from worker.outbox import Outbox
 from worker.pool_reporter import PoolReporter
 from worker.preemption import Preempted, SwapCosts
+from worker.prefix_fetch import PrefixFetch
 from worker.step_loop import StepLoop
 from worker.transfers import TransferCollector, start_endpoint, transfer_endpoint
+
+if TYPE_CHECKING:
+    from kvpool.mover import TierMover
 
 PROFILE_BLOCKS_MAX = 256
 """Blocks lent to the engine's profile before anyone else uses the pool."""
@@ -81,6 +85,8 @@ class Node:
             self.model.fingerprint, model.vocab_size, model.context_tokens_max, blocks
         )
         self.cost: CostCoefficients | None = None
+        self.mover: TierMover | None = None
+        self.fetch = PrefixFetch(self)
         self.cached_tokens_total = 0
         self._loops: set[asyncio.Task[None]] = set()
         self._tasks: set[asyncio.Task[None]] = set()

@@ -152,7 +152,7 @@ class PrefillDuty:
                 return
             request = self._queue.popleft()
             self._active.append(request)
-            request.feed(prefill.Taken())
+            request.take()
 
     def _must_wait(self, request: PrefillRequest) -> bool:
         """Preempted sequences go first, and blocks must suffice beside those that others will take. Where

@@ -1,5 +1,6 @@
 """The life of one request at prefill: the shell around `protocol.prefill` (DESIGN §3 steps 5 to 8)."""
 
+import asyncio
 from collections.abc import Callable
 
 import numpy as np
@@ -25,6 +26,7 @@ from protocol import prefill
 from worker.handover import Handover
 from worker.node import Node
 from worker.placed_decode import PlacedDecode
+from worker.prefix_fetch import FetchPlan
 from worker.sequence import Sequence
 
 
@@ -44,6 +46,8 @@ class PrefillRequest:
         self.sequence = sequence
         self._node = node
         self._work = submit.work
+        self._source = submit.source
+        self._source_blocks = submit.prefix_blocks
         self._decode = PlacedDecode(node, submit.work, submit.decode, trace)
         self._prompt = prompt
         self._adopt = adopt
@@ -53,6 +57,8 @@ class PrefillRequest:
         self._state = prefill.Prefill(local=local)
         self._peer: Peer | None = None
         self._handover: Handover | None = None
+        self._bringing: asyncio.Task[None] | None = None
+        self._fetched_block_ids: list[int] = []
 
     # What the duty sees.
 
@@ -60,9 +66,12 @@ class PrefillRequest:
         return (self._work.request_id, self._work.attempt) == (request_id, attempt)
 
     def queued(self) -> QueuedRequest:
+        """What will be brought in counts as cached, as long as that is what will be tried."""
         sequence = self.sequence
-        cached_blocks = self._node.pool.match(sequence.reusable_hashes)
-        context_tokens = sequence.context_tokens or cached_blocks * BLOCK_TOKENS
+        context_tokens = sequence.context_tokens
+        if not context_tokens:
+            plan = self._plan()
+            context_tokens = max(plan.held_blocks, plan.target_blocks) * BLOCK_TOKENS
         return QueuedRequest(
             self._work.request_id,
             self._work.attempt,
@@ -79,6 +88,10 @@ class PrefillRequest:
         if self.sequence.block_ids:
             return further_samples
         return self.sequence.blocks_to_take(self._node.pool) + further_samples
+
+    def take(self) -> None:
+        """It is its turn."""
+        self.feed(prefill.Taken(fetches=self._plan().brings))
 
     def time_passed(self) -> None:
         if self._node.now_s() >= self._ends_at_s:
@@ -122,6 +135,9 @@ class PrefillRequest:
         match effect:
             case prefill.AskReserve():
                 self._node.spawn(self._reserve(), "reserve", self.failed)
+            case prefill.Fetch():
+                self._bringing = asyncio.create_task(self._bring())
+                self._node.spawn(self._fetch(self._bringing), "fetch", self._fetch_broke)
             case prefill.Compute(reserved):
                 self._compute(reserved)
             case prefill.SendRenew(generation):
@@ -151,6 +167,24 @@ class PrefillRequest:
             case prefill.Free():
                 self._begin_free()
 
+    def _plan(self) -> FetchPlan:
+        """How far the prefix is here, and how far it is to be brought in."""
+        hashes = self.sequence.reusable_hashes
+        return self._node.fetch.plan(hashes, self._source, self._source_blocks)
+
+    async def _bring(self) -> None:
+        """At its end, however it ends, what is pinned is noted here."""
+        hashes = self.sequence.reusable_hashes
+        fetched = await self._node.fetch.bring(hashes, self._source, self._source_blocks, self._ends_at_s)
+        self._fetched_block_ids = fetched.block_ids
+
+    async def _fetch(self, bringing: asyncio.Task[None]) -> None:
+        await bringing
+        self.feed(prefill.FetchDone())
+
+    def _fetch_broke(self, detail: str) -> None:
+        self.feed(prefill.FetchDone())
+
     async def _reserve(self) -> None:
         decode = self._decode
         try:
@@ -177,6 +211,8 @@ class PrefillRequest:
         except NoBlocksError as error:
             self.feed(prefill.Failed(str(error)))
             return
+        finally:
+            self._release_fetched()
         self._node.prefix_reused(sequence.cached_tokens)
         if reserved is not None:
             assert self._peer is not None
@@ -254,13 +290,26 @@ class PrefillRequest:
         self._node.spawn(self._free(), "free")
 
     async def _free(self) -> None:
-        """No step and no write uses the blocks any more; then they go back, the full ones cached."""
+        """No fetch, step or write uses the blocks any more; then they go back, the full ones cached."""
+        await self._end_fetch()
         await self._node.steps.remove(self.sequence)
         if self._handover is not None:
             await self._handover.abort()
         self.sequence.give_back(self._node.pool)
         self._node.pool_changed()
         self._leave()
+
+    async def _end_fetch(self) -> None:
+        """What it had brought is given back."""
+        if self._bringing is None:
+            return
+        self._bringing.cancel()
+        await asyncio.wait({self._bringing})
+        self._release_fetched()
+
+    def _release_fetched(self) -> None:
+        self._node.pool.release(self._fetched_block_ids)
+        self._fetched_block_ids = []
 
     def _leave(self) -> None:
         assert self._state.result is not None

@@ -1,0 +1,283 @@
+"""Brings the cached prefix of a prompt to where it is computed on (DESIGN §3 step 6).
+
+First what lies in this instance's lower tiers, then what comes after it from one other instance. Owns how far
+that is worth its time, that two who want the same blocks move them once, and what follows from a failure: the
+blocks are computed, and the source is left alone about them for a while. How a source is spoken to is
+`prefix_source`'s.
+"""
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from cluster.messages import MATCH_BLOCKS_MAX
+from kvhash import BLOCK_TOKENS, BlockHash
+from kvindex.core import InstanceId, Tier
+from kvpool import NoBlocksError
+from policy.core import CostCoefficients
+from policy.cost import ASSUMED_COST, prefill_s, ssd_read_s, transfer_s
+from worker.avoided_sources import AvoidedSources
+from worker.fetch_metrics import FetchFailure, FetchMetrics
+from worker.prefix_source import PinIds, PinnedBlocks, PrefixSource, SourceError
+
+if TYPE_CHECKING:  # the node has its PrefixFetch
+    from worker.node import Node
+
+FETCH_S_MAX = 30.0
+"""Of one fetch, waiting for others who bring the same included."""
+FETCH_S_MIN = 5.0
+"""Granted to every fetch, however quickly its blocks could be computed."""
+FETCH_PATIENCE = 2.0
+"""A fetch that takes so many times as long as to compute its blocks is given up."""
+PIECE_BYTES = 32 << 20
+"""Read at once, and then kept whatever becomes of the rest."""
+PIECE_BLOCKS_MAX = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class FetchPlan:
+    """Of a chain, as counts of leading blocks: `held_blocks` can be computed on now, up to `rise_blocks` are
+    to come from the lower tiers here, from there up to `read_blocks` from the source."""
+
+    held_blocks: int
+    rise_blocks: int
+    read_blocks: int
+
+    @property
+    def target_blocks(self) -> int:
+        """Held when all went well."""
+        return max(self.rise_blocks, self.read_blocks)
+
+    @property
+    def brings(self) -> bool:
+        return self.target_blocks > self.held_blocks
+
+
+@dataclass(slots=True)
+class Fetched:
+    """The chain's leading blocks that are pinned now, whoever brought them; whoever has this releases them."""
+
+    block_ids: list[int]
+    risen_blocks: int = 0
+    read_blocks: int = 0
+    detail: str = ""
+    """Why there are not more."""
+
+
+class PrefixFetch:
+    """All methods are for the event loop's thread."""
+
+    def __init__(self, node: "Node") -> None:
+        self._node = node
+        self._metrics = FetchMetrics(node.context.metrics.registry)
+        self._avoided = AvoidedSources()
+        self._pin_ids = PinIds(node.context.incarnation)
+        self._coming: dict[BlockHash, asyncio.Future[None]] = {}
+        """Blocks that a fetch is bringing, each with the end of that fetch."""
+
+    def plan(
+        self,
+        hashes: Sequence[BlockHash],
+        source: InstanceId | None,
+        source_blocks: int,
+        *,
+        whatever_it_costs: bool = False,
+    ) -> FetchPlan:
+        """What `bring` would do now. `source_blocks` leading blocks of the chain are said to be there."""
+        node = self._node
+        held = node.pool.match(hashes)
+        local = self.held_blocks(hashes)
+        readable = 0
+        if source is not None and source != node.context.instance:
+            said = hashes[: min(max(0, source_blocks), MATCH_BLOCKS_MAX)]
+            readable = self._avoided.askable_blocks(source, said, local, node.now_s())
+        plan = FetchPlan(held, local, readable if readable > local else 0)
+        if whatever_it_costs or not plan.brings:
+            return plan
+        ssd_blocks = sum(blocks for tier, blocks in self._below(hashes, held, local) if tier is Tier.SSD)
+        return worthwhile(plan, ssd_blocks, self._cost(), node.layout.block_bytes)
+
+    async def bring(
+        self,
+        hashes: Sequence[BlockHash],
+        source: InstanceId | None,
+        source_blocks: int,
+        ends_at_s: float,
+        *,
+        whatever_it_costs: bool = False,
+    ) -> Fetched:
+        """Pin what is held of the chain and bring what is missing, up to what `source` is said to have.
+
+        Raises nothing for what becomes of the fetch; ends by `ends_at_s` at the latest. Where it is cancelled
+        nothing stays pinned; what had come by then stays cached.
+        """
+        node = self._node
+        started_s = node.now_s()
+        ends_at_s = min(ends_at_s, started_s + FETCH_S_MAX)
+        while True:
+            plan = self.plan(hashes, source, source_blocks, whatever_it_costs=whatever_it_costs)
+            coming = self._coming.get(hashes[plan.held_blocks]) if plan.brings else None
+            if coming is None:
+                break
+            await asyncio.wait([coming], timeout=ends_at_s - node.now_s())
+            if not coming.done():
+                return Fetched(node.pool.acquire(hashes), detail="others did not bring it in time")
+        if not whatever_it_costs:
+            ends_at_s = min(ends_at_s, node.now_s() + patience_s(plan, self._cost()))
+        fetched = Fetched(node.pool.acquire(hashes))
+        try:
+            with self._claimed(hashes[plan.held_blocks : plan.target_blocks]):
+                await self._rise(hashes[: plan.rise_blocks], fetched, ends_at_s)
+                if source is not None:
+                    await self._read(hashes[: plan.read_blocks], source, fetched, ends_at_s)
+        except BaseException:
+            node.pool.release(fetched.block_ids)
+            raise
+        finally:
+            node.pool_changed()
+        self._metrics.fetch_s.observe(node.now_s() - started_s)
+        return fetched
+
+    def held_blocks(self, hashes: Sequence[BlockHash]) -> int:
+        """Leading blocks of the chain that are held here, in any tier."""
+        node = self._node
+        return node.pool.match(hashes) if node.mover is None else node.pool.match_held(hashes)
+
+    @contextmanager
+    def _claimed(self, hashes: Sequence[BlockHash]) -> Iterator[None]:
+        """Whoever wants one of these waits for us."""
+        end = asyncio.get_running_loop().create_future()
+        claimed = [block_hash for block_hash in hashes if block_hash not in self._coming]
+        self._coming.update(dict.fromkeys(claimed, end))
+        try:
+            yield
+        finally:
+            for block_hash in claimed:
+                del self._coming[block_hash]
+            end.set_result(None)
+
+    async def _rise(self, hashes: Sequence[BlockHash], fetched: Fetched, ends_at_s: float) -> None:
+        """What lies below, up to the end of `hashes`, comes up as far as there is room."""
+        node, pool = self._node, self._node.pool
+        held = len(fetched.block_ids)
+        if node.mover is None or held >= len(hashes):
+            return
+        below = self._below(hashes, held, len(hashes))
+        timeout_s = ends_at_s - node.now_s()
+        risen = await node.mover.rise(hashes, timeout_s, len(hashes) - held)
+        # Between what is pinned and what rose may lie what others brought up meanwhile.
+        block_ids = pool.acquire(hashes)
+        pool.release(fetched.block_ids)
+        pool.release(risen)
+        fetched.block_ids = block_ids
+        fetched.risen_blocks = left = len(risen)
+        for tier, blocks in below:
+            self._metrics.rose(tier, min(blocks, left), node.layout.block_bytes)
+            left -= min(blocks, left)
+        if len(block_ids) < len(hashes):
+            self._failed(fetched, FetchFailure.LOCAL, f"{len(hashes) - len(block_ids)} blocks did not rise")
+
+    async def _read(
+        self, hashes: Sequence[BlockHash], source: InstanceId, fetched: Fetched, ends_at_s: float
+    ) -> None:
+        """First blocks to read into, then the pin at the source: nobody waits for blocks while it pins."""
+        node = self._node
+        first_block = len(fetched.block_ids)
+        if first_block >= len(hashes):
+            return
+        try:
+            fresh = node.pool.allocate(len(hashes) - first_block)
+        except NoBlocksError as error:
+            self._failed(fetched, FetchFailure.NO_BLOCKS, str(error))
+            return
+        prefix_source = PrefixSource(node, source)
+        try:
+            pin = prefix_source.pinned(self._pin_ids.next(), hashes, first_block, ends_at_s)
+            async with pin as pinned:
+                await self._read_pieces(prefix_source, pinned, hashes, fresh, fetched)
+            if len(fetched.block_ids) < len(hashes):
+                raise SourceError(FetchFailure.SHORT, f"it has {len(fetched.block_ids)} blocks")
+        except SourceError as error:
+            self._avoided.avoid(source, hashes[len(fetched.block_ids)], node.now_s())
+            self._failed(fetched, error.reason, f"{source}: {error}")
+        finally:
+            node.pool.release(fresh)
+
+    async def _read_pieces(
+        self,
+        source: PrefixSource,
+        pinned: PinnedBlocks,
+        hashes: Sequence[BlockHash],
+        fresh: list[int],
+        fetched: Fetched,
+    ) -> None:
+        """All that is pinned there, into `fresh`, from which is taken what was stored."""
+        node = self._node
+        first_block = len(fetched.block_ids)
+        node.pool.release(fresh[len(pinned.block_ids) :])
+        del fresh[len(pinned.block_ids) :]
+        piece_blocks = min(max(1, PIECE_BYTES // node.layout.block_bytes), PIECE_BLOCKS_MAX)
+        while fresh:
+            piece = fresh[:piece_blocks]
+            await source.read(pinned, len(fetched.block_ids) - first_block, piece)
+            await node.engine.load_blocks(piece)
+            for block_id in piece:
+                block = len(fetched.block_ids)
+                parent = hashes[block - 1] if block else None
+                fetched.block_ids.append(node.pool.store_or_share(block_id, hashes[block], parent))
+            del fresh[: len(piece)]
+            fetched.read_blocks += len(piece)
+            self._metrics.read(len(piece), node.layout.block_bytes)
+            node.pool_changed()
+
+    def _failed(self, fetched: Fetched, reason: FetchFailure, detail: str) -> None:
+        fetched.detail = f"{reason}: {detail}"
+        self._metrics.failed(reason)
+        self._node.context.log.warning("prefix not brought in, it is computed", reason=reason, detail=detail)
+
+    def _below(self, hashes: Sequence[BlockHash], first: int, end: int) -> list[tuple[Tier, int]]:
+        """Of the blocks from `first` up to `end`, how many lie in which tier here, in their order."""
+        found: list[tuple[Tier, int]] = []
+        begin = 0
+        for run in self._node.pool.tier_runs(hashes[:end]) if end > first else ():
+            blocks = begin + run.blocks - max(begin, first)
+            begin += run.blocks
+            if blocks > 0:
+                found.append((run.tier, blocks))
+        return found
+
+    def _cost(self) -> CostCoefficients:
+        return self._node.cost or ASSUMED_COST
+
+
+def worthwhile(plan: FetchPlan, ssd_blocks: int, cost: CostCoefficients, block_bytes: int) -> FetchPlan:
+    """The part of the plan by which the first token comes soonest: all of it, what rises alone, or nothing.
+    `ssd_blocks` of what rises lie on SSD; what lies in memory rises for nothing that is worth counting."""
+    rise_s = ssd_read_s(cost, ssd_blocks * block_bytes)
+    rise_gain_s = computed_s(plan.held_blocks, plan.rise_blocks, cost) - rise_s
+    rises = FetchPlan(plan.held_blocks, plan.rise_blocks, 0)
+    best_gain_s, best = max((0.0, FetchPlan(plan.held_blocks, 0, 0)), (rise_gain_s, rises), key=_gain)
+    if plan.read_blocks > plan.rise_blocks:
+        read_s = transfer_s(cost, (plan.read_blocks - plan.rise_blocks) * block_bytes)
+        gain_s = computed_s(plan.held_blocks, plan.read_blocks, cost) - rise_s - read_s
+        if gain_s > best_gain_s:
+            return plan
+    return best
+
+
+def computed_s(first_block: int, end_block: int, cost: CostCoefficients) -> float:
+    """How much sooner the first token comes where these blocks need not be computed."""
+    tokens = max(0, end_block - first_block) * BLOCK_TOKENS
+    return prefill_s(cost, tokens, first_block * BLOCK_TOKENS) - cost.prefill_fixed_s
+
+
+def patience_s(plan: FetchPlan, cost: CostCoefficients) -> float:
+    """How long the fetch may take before it would have been better to compute."""
+    worth_s = FETCH_PATIENCE * computed_s(plan.held_blocks, plan.target_blocks, cost)
+    return min(FETCH_S_MAX, max(FETCH_S_MIN, worth_s))
+
+
+def _gain(choice: tuple[float, FetchPlan]) -> float:
+    return choice[0]
