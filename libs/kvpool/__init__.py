@@ -5,7 +5,11 @@ the arena are the engine's and the transfer's, events are taken and published by
 """
 
 from kvpool.arena import Arena, ArenaError
+from kvpool.block_store import BlockStore, CorruptBlock, StoreError
+from kvpool.dram_store import DramStore
 from kvpool.pool import BlockPool, NoBlocksError, PoolStats
+from kvpool.ssd_layout import SsdLayoutError
+from kvpool.ssd_store import Opened, Opening, SsdStore
 from kvpool.swap_slots import SwapSlots
 from kvpool.tiers import Copy, Rise, Sink, TierStats
 
@@ -13,11 +17,19 @@ __all__ = [
     "Arena",
     "ArenaError",
     "BlockPool",
+    "BlockStore",
     "Copy",
+    "CorruptBlock",
+    "DramStore",
     "NoBlocksError",
+    "Opened",
+    "Opening",
     "PoolStats",
     "Rise",
     "Sink",
+    "SsdLayoutError",
+    "SsdStore",
+    "StoreError",
     "SwapSlots",
     "TierStats",
 ]
