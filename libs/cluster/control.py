@@ -54,8 +54,9 @@ class ControlPlane(Protocol):
     async def put(self, key: str, value: bytes, lease: Lease | None = None) -> None:
         """Under a lease the key goes when the lease goes. LeaseLostError where it is gone already."""
 
-    async def put_if_absent(self, key: str, value: bytes) -> bytes:
-        """The value that stands afterwards: ours, or the one that was there."""
+    async def put_if_absent(self, key: str, value: bytes, lease: Lease | None = None) -> bytes:
+        """The value that stands afterwards: ours, or the one that was there. The lease is as for `put`;
+        one that is gone is no error where the key was there."""
 
     async def delete(self, key: str) -> None:
         """Deleting what is not there changes nothing."""

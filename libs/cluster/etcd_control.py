@@ -11,7 +11,7 @@ import contextlib
 import math
 import threading
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -116,25 +116,25 @@ class EtcdControl:
         return listing.entries
 
     async def put(self, key: str, value: bytes, lease: Lease | None = None) -> None:
-        assert lease is None or isinstance(lease, _EtcdLease), "a lease of another control plane"
-        lease_id = None if lease is None else lease.lease_id
+        lease_id = _lease_id(lease)
 
         def call(client: MultiEndpointEtcd3Client) -> None:
-            try:
+            with _lease_of(key):
                 client.put(key, value, lease=lease_id)
-            except grpc.RpcError as error:
-                if error.code() == grpc.StatusCode.NOT_FOUND:
-                    raise LeaseLostError(f"the lease for {key} is gone") from error
-                raise
 
         await self._call("put", call)
 
-    async def put_if_absent(self, key: str, value: bytes) -> bytes:
+    async def put_if_absent(self, key: str, value: bytes, lease: Lease | None = None) -> bytes:
+        lease_id = _lease_id(lease)
+
         def call(client: MultiEndpointEtcd3Client) -> bytes:
             ops = client.transactions
-            won, answers = client.transaction(
-                compare=[ops.version(key) == 0], success=[ops.put(key, value)], failure=[ops.get(key)]
-            )
+            with _lease_of(key):
+                won, answers = client.transaction(
+                    compare=[ops.version(key) == 0],
+                    success=[ops.put(key, value, lease_id)],
+                    failure=[ops.get(key)],
+                )
             return value if won else answers[0][0][0]
 
         return await self._call("put_if_absent", call)
@@ -255,6 +255,22 @@ class _EtcdLease:
 
     async def revoke(self) -> None:
         await self._control.revoke(self.lease_id)
+
+
+def _lease_id(lease: Lease | None) -> int | None:
+    assert lease is None or isinstance(lease, _EtcdLease), "a lease of another control plane"
+    return None if lease is None else lease.lease_id
+
+
+@contextlib.contextmanager
+def _lease_of(key: str) -> Iterator[None]:
+    """Nothing but the lease of a put can be what is not found."""
+    try:
+        yield
+    except grpc.RpcError as error:
+        if error.code() == grpc.StatusCode.NOT_FOUND:
+            raise LeaseLostError(f"the lease for {key} is gone") from error
+        raise
 
 
 class _Watch:

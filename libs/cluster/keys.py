@@ -10,3 +10,8 @@ SEED = f"{PREFIX}/seed"
 
 def instance(instance: InstanceId) -> str:
     return f"{INSTANCES}{instance}"
+
+
+def duty(name: str) -> str:
+    """Who has the single-holder duty `name`."""
+    return f"{PREFIX}/duty/{name}"

@@ -127,10 +127,10 @@ class FakeControlPlane:
             assert isinstance(lease, _FakeLease)
             self.store.put(key, value, lease.lease_id)
 
-    async def put_if_absent(self, key: str, value: bytes) -> bytes:
+    async def put_if_absent(self, key: str, value: bytes, lease: Lease | None = None) -> bytes:
         self._check()
         if key not in self.store.entries:
-            self.store.put(key, value, None)
+            await self.put(key, value, lease)
         return self.store.entries[key]
 
     async def delete(self, key: str) -> None:
