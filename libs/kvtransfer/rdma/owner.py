@@ -14,7 +14,6 @@ import socket
 from collections.abc import Callable, Sequence
 
 from kvtransfer.errors import (
-    ArrivalError,
     FrameError,
     GrantError,
     PeerLostError,
@@ -33,7 +32,7 @@ from kvtransfer.rdma.registrations import Registrations
 from kvtransfer.rdma.sendring import SendRing
 from kvtransfer.rdma.serving import Serving
 from kvtransfer.rdma.work import RemoteKeys
-from kvtransfer.stream import frames
+from kvtransfer.stream import frames, landed
 from kvtransfer.stream.connection import Connection
 from kvtransfer.stream.frames import ErrorCode, Header, Kind, TransferRequest, error_code
 from kvtransfer.stream.granted import check_has_view, check_request
@@ -180,7 +179,7 @@ class RdmaSession:
         if wanted.payload_bytes:
             self._keys.give(serving, self._lanes.devices(serving.cut.lanes))
         elif access is Access.WRITE:
-            self._all_landed(serving)
+            landed.all_landed(self, self._digests, serving)
         else:
             self._all_read(serving)
 
@@ -210,14 +209,14 @@ class RdmaSession:
         if serving is None or serving.access is not Access.WRITE or not serving.keys_given:
             return
         parts = serving.cut.parts_of(lane) if lane < serving.cut.lanes else range(0)
-        landed = serving.parts_landed[lane]
-        if landed == len(parts):
+        count = serving.parts_landed[lane]
+        if count == len(parts):
             self._connection.close(FrameError(f"more parts of request {request} than it has"))
             return
-        serving.parts_landed[lane] = landed + 1
-        serving.grant.landed_bytes += serving.cut.stretch(parts[landed])[1]
+        serving.parts_landed[lane] = count + 1
+        serving.grant.landed_bytes += serving.cut.stretch(parts[count])[1]
         if serving.all_landed:
-            self._all_landed(serving)
+            landed.all_landed(self, self._digests, serving)
 
     def _on_fin(self, request: int) -> None:
         serving = self._serving.get(request)
@@ -239,40 +238,19 @@ class RdmaSession:
         else:
             self._refuse(request, ErrorCode.ABORTED, "aborted by the caller")
 
-    def _all_landed(self, serving: Serving) -> None:
-        """The digest first, then the tag, then DONE."""
-        sent = serving.wanted.digest
-        if not sent:
-            self._conclude_write(serving)
-            return
+    def stands(self, serving: Serving) -> bool:
+        """Not answered yet: for `stream.landed`, like what follows."""
+        return self._is_open(serving)
 
-        def compare(found: bytes) -> None:
-            if found == sent or serving.grant.revoked:
-                self._conclude_write(serving)
-            elif self._is_open(serving):
-                self._refuse(serving.request, ErrorCode.CHECKSUM, "what arrived is not what was sent")
+    def refuse_write(self, serving: Serving, code: ErrorCode, text: str, landed_bytes: int) -> None:
+        self._refuse(serving.request, code, text, landed_bytes)
 
-        self._digests.start(serving.grant, serving.ranges, compare)
-
-    def _conclude_write(self, serving: Serving) -> None:
-        if not self._is_open(serving):
-            return  # revoked, or the link was lost, while its digest was made
-        if serving.grant.revoked:
-            self._refuse(serving.request, ErrorCode.GRANT, REVOKED)
-            return
-        wanted = serving.wanted
-        if wanted.tag:
-            try:
-                serving.grant.arrived(wanted.tag, wanted.earlier_bytes + wanted.payload_bytes)
-            except ArrivalError as error:
-                self._refuse(serving.request, ErrorCode.ARRIVAL, str(error), wanted.payload_bytes)
-                return
-            if not self._is_open(serving):
-                return  # the callback revoked the grant or closed the endpoint
+    def write_is_done(self, serving: Serving) -> None:
+        payload_bytes = serving.wanted.payload_bytes
         self._end(serving)
         self._counters.served_writes += 1
-        self._counters.served_written_bytes += wanted.payload_bytes
-        self._connection.send_frame(frames.pack_done(serving.request, wanted.payload_bytes))
+        self._counters.served_written_bytes += payload_bytes
+        self._connection.send_frame(frames.pack_done(serving.request, payload_bytes))
 
     def _all_read(self, serving: Serving) -> None:
         if serving.wanted.verify:

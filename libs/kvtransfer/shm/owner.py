@@ -12,7 +12,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from kvtransfer.errors import (
-    ArrivalError,
     FrameError,
     GrantError,
     PeerLostError,
@@ -30,8 +29,8 @@ from kvtransfer.shm.memories import Exports, Imports
 from kvtransfer.shm.reads import Reads
 from kvtransfer.shm.resources import Resources
 from kvtransfer.shm.system import PeerProcess
-from kvtransfer.stream import frames
-from kvtransfer.stream.frames import ErrorCode, Header, Kind, error_code
+from kvtransfer.stream import frames, landed
+from kvtransfer.stream.frames import ErrorCode, Header, Kind, TransferRequest, error_code
 from kvtransfer.stream.granted import check_has_view, check_request
 from kvtransfer.transport import TransportContext
 
@@ -56,13 +55,17 @@ class _Put:
     """A PUT that is admitted and not answered. `copy` is nothing while its digest is computed."""
 
     request: int
-    wanted: PutFrame
+    frame: PutFrame
     grant: Grant
     ranges: Ranges
     copy: Copy | None = None
     counted_bytes: int = 0
     aborted: bool = False
     ended: list[asyncio.Future[None]] = field(default_factory=list)
+
+    @property
+    def wanted(self) -> TransferRequest:
+        return self.frame.request
 
 
 class OwnerSession:
@@ -155,21 +158,21 @@ class OwnerSession:
         self._last_request = header.request
         return header.request
 
-    def _on_put(self, request: int, wanted: PutFrame) -> None:
+    def _on_put(self, request: int, frame: PutFrame) -> None:
         served_max = self._context.limits.transfers_served_max
         if len(self._puts) >= served_max:
             self._refuse(request, ErrorCode.BUSY, f"transfers_served_max of {served_max} is reached")
             return
-        asked = wanted.request
+        asked = frame.request
         try:
             grant, ranges = check_request(self._context.grants, self.peer, Access.WRITE, asked)
             check_has_view(grant)
         except (GrantError, TransportUnfit) as error:
             self._refuse(request, error_code(error), str(error))
             return
-        put = _Put(request, wanted, grant, ranges)
+        put = _Put(request, frame, grant, ranges)
         if not asked.payload_bytes:
-            self._done(put)
+            landed.all_landed(self, self._resources.digests, put)
             return
         put.copy = self._copy(put)
         if self._resources.runs_inline(asked.payload_bytes):
@@ -184,13 +187,13 @@ class OwnerSession:
 
     def _copy(self, put: _Put) -> Copy:
         """The copy that the PUT asks for, with its source checked."""
-        wanted = put.wanted
-        memory = self._imports.region(wanted.region_id)
-        permission = self._imports.permission(wanted.slot, wanted.epoch)
-        if not memory.covers(wanted.source) or int(wanted.source[:, 1].sum()) != wanted.request.payload_bytes:
+        frame = put.frame
+        memory = self._imports.region(frame.region_id)
+        permission = self._imports.permission(frame.slot, frame.epoch)
+        if not memory.covers(frame.source) or int(frame.source[:, 1].sum()) != frame.request.payload_bytes:
             raise FrameError(f"the source of request {put.request} leaves its region or is not its payload")
         region = put.grant.region
-        return self._resources.copy(put.ranges, region, wanted.source, memory, permission)
+        return self._resources.copy(put.ranges, region, frame.source, memory, permission)
 
     def _count(self, put: _Put) -> None:
         """What landed so far."""
@@ -211,24 +214,28 @@ class OwnerSession:
         assert copy is not None
         self._count(put)
         put.copy = None
-        sent = put.wanted.request.digest
-        if copy.outcome is not Outcome.DONE or put.grant.revoked or self.closed:
+        if copy.outcome is not Outcome.DONE:
             self._fail(put, copy.outcome)
-        elif sent:
-            self._resources.digests.start(
-                put.grant, put.ranges, lambda found: self._compare(put, sent, found)
-            )
-        else:
-            self._done(put)
+        elif self.stands(put):
+            landed.all_landed(self, self._resources.digests, put)
 
-    def _compare(self, put: _Put, sent: bytes, found: bytes) -> None:
+    def stands(self, put: _Put) -> bool:
+        """Nobody wants it back: for `stream.landed`, like what follows."""
         if put.grant.revoked or put.aborted or self.closed:
             self._fail(put, Outcome.STOPPED)
-        elif found != sent:
-            self._refuse(put.request, ErrorCode.CHECKSUM, "what arrived is not what was sent")
-            self._ended(put)
-        else:
-            self._done(put)
+            return False
+        return True
+
+    def refuse_write(self, put: _Put, code: ErrorCode, text: str, landed_bytes: int) -> None:
+        self._refuse(put.request, code, text, landed_bytes)
+        self._ended(put)
+
+    def write_is_done(self, put: _Put) -> None:
+        payload_bytes = put.wanted.payload_bytes
+        self._counters.served_writes += 1
+        self._counters.served_written_bytes += payload_bytes
+        self._channel.send(frames.pack_done(put.request, payload_bytes))
+        self._ended(put)
 
     def _fail(self, put: _Put, outcome: Outcome | None) -> None:
         request, landed_bytes = put.request, put.counted_bytes
@@ -243,21 +250,6 @@ class OwnerSession:
         else:
             self._refuse(request, ErrorCode.ABORTED, "the source is not there", landed_bytes)
             self._channel.close(PeerLostError(f"the memory of {self.peer} is not where it said"))
-        self._ended(put)
-
-    def _done(self, put: _Put) -> None:
-        """All is here: first the tag, then DONE."""
-        asked = put.wanted.request
-        if asked.tag:
-            try:
-                put.grant.arrived(asked.tag, asked.earlier_bytes + asked.payload_bytes)
-            except ArrivalError as error:
-                self._refuse(put.request, ErrorCode.ARRIVAL, str(error), asked.payload_bytes)
-                self._ended(put)
-                return
-        self._counters.served_writes += 1
-        self._counters.served_written_bytes += asked.payload_bytes
-        self._channel.send(frames.pack_done(put.request, asked.payload_bytes))
         self._ended(put)
 
     def _ended(self, put: _Put) -> None:

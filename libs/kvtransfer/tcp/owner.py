@@ -11,7 +11,6 @@ from collections.abc import Callable
 
 from kvtransfer.device import DeviceRegion
 from kvtransfer.errors import (
-    ArrivalError,
     BusyError,
     FrameError,
     GrantError,
@@ -22,7 +21,7 @@ from kvtransfer.errors import (
 from kvtransfer.grants import REVOKED, Access, Grant
 from kvtransfer.kinds import TransportKind
 from kvtransfer.memory import Cursor
-from kvtransfer.stream import frames
+from kvtransfer.stream import frames, landed
 from kvtransfer.stream.connection import Connection
 from kvtransfer.stream.frames import ErrorCode, Header, Kind, TransferRequest, error_code
 from kvtransfer.stream.granted import check_request
@@ -105,7 +104,7 @@ class OwnerSession:
         elif incoming.landing() is None:
             self._refuse(incoming.request, ErrorCode.GRANT, REVOKED, incoming.landed_bytes)
         else:
-            self._all_landed(serving)
+            landed.all_landed(self, self._digests, serving)
 
     def on_sent(self, outgoing: Outgoing) -> None:
         serving = self._serving.get(outgoing.request)
@@ -176,7 +175,7 @@ class OwnerSession:
             cursor = Cursor(serving.grant.region.view, serving.ranges) if serving is not None else None
             self._incoming[request] = Incoming(request, wanted.payload_bytes, cursor, grant)
         elif serving is not None:
-            self._all_landed(serving)
+            landed.all_landed(self, self._digests, serving)
 
     def _on_read(self, request: int, wanted: TransferRequest) -> None:
         if wanted.awaits_go:
@@ -244,36 +243,18 @@ class OwnerSession:
         incoming.stop_landing()
         return incoming.landed_bytes
 
-    def _all_landed(self, serving: Serving) -> None:
-        """The digest first, then the tag, then DONE."""
-        sent = serving.wanted.digest
-        if not sent:
-            self.conclude_write(serving)
-            return
-
-        def compare(found: bytes) -> None:
-            if found == sent or serving.grant.revoked:
-                self.conclude_write(serving)
-            elif self._is_open(serving):
-                self._refuse(serving.request, ErrorCode.CHECKSUM, "what arrived is not what was sent")
-
-        self._digests.start(serving.grant, serving.ranges, compare)
-
     def conclude_write(self, serving: Serving) -> None:
-        if not self._is_open(serving):
-            return  # revoked, or the connection was lost, while its digest was made
-        payload_bytes, wanted = serving.wanted.payload_bytes, serving.wanted
-        if serving.grant.revoked:
-            self._refuse(serving.request, ErrorCode.GRANT, REVOKED, payload_bytes)
-            return
-        if wanted.tag:
-            try:
-                serving.grant.arrived(wanted.tag, wanted.earlier_bytes + payload_bytes)
-            except ArrivalError as error:
-                self._refuse(serving.request, ErrorCode.ARRIVAL, str(error), payload_bytes)
-                return
-            if not self._is_open(serving):
-                return  # the callback revoked the grant or closed the endpoint
+        landed.conclude_write(self, serving)
+
+    def stands(self, serving: Serving) -> bool:
+        """Not answered yet: for `stream.landed`, like what follows."""
+        return self._is_open(serving)
+
+    def refuse_write(self, serving: Serving, code: ErrorCode, text: str, landed_bytes: int) -> None:
+        self._refuse(serving.request, code, text, landed_bytes)
+
+    def write_is_done(self, serving: Serving) -> None:
+        payload_bytes = serving.wanted.payload_bytes
         del self._serving[serving.request]
         self._counters.served_writes += 1
         self._counters.served_written_bytes += payload_bytes

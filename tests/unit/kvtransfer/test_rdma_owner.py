@@ -11,7 +11,7 @@ from kvtransfer import Access, GrantError, Limits, Region
 from kvtransfer.grants import GrantTable
 from kvtransfer.memory import checked_ranges
 from kvtransfer.statistics import Statistics
-from kvtransfer.stream import frames
+from kvtransfer.stream import frames, landed
 from kvtransfer.stream.frames import HEADER_BYTES, Kind, TransferRequest
 from kvtransfer.transport import TransportContext
 from kvtransfer.verification import INLINE_BYTES_MAX, GrantedDigests
@@ -53,7 +53,7 @@ async def test_a_digest_cut_short_by_a_revoke_is_no_wrong_checksum(ends: Ends, a
     session._serving[1] = serving
     grant.revoked = True
     if access is Access.WRITE:
-        session._all_landed(serving)
+        landed.all_landed(session, session._digests, serving)
     else:
         session._all_read(serving)
     await serving.ended.wait()
