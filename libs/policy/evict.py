@@ -6,18 +6,25 @@ becomes a candidate (a cached leaf that nobody is using) and drops it when the b
 candidate's facts do not change in between. `evict` is the same decision over a whole set, for whoever
 has no such structure. Who is a candidate (leaves only, unpinned only) is the pool's business.
 
-A fixed key cannot know how old a block will be when room is needed. The orders that weigh something
-against recency therefore add a credit to the time of the last use: a block that is worth more counts as
-used that much later. A credit is bounded by a share of `turnover`, the ticks of the pool's clock in which
-a pool's worth of blocks is brought in. So whatever is worth least still outlives what is a turnover older,
-and whatever is worth most goes at last where nobody uses it.
+A fixed key cannot know how old a block will be when room is needed. So the two orders that weigh something
+against recency add a credit to the time of the last use: a block worth more counts as used that much later.
+A credit is a share of the turnover, the time in which a pool's worth of blocks is brought in, and stays
+below CREDIT_SHARE_MAX of it. Both bounds follow from that: what is worth most and is not used again goes a
+share of a turnover later than under LRU, never later; and what is worth least is kept too, however much
+comes in that is worth more. For where a share r of what comes in has credit s, and stays that much longer
+than the rest, r (t + s) + (1 - r) t = 1 for the rest's time t in turnovers: t = 1 - r s, above 1 - s.
+
+No order ages frequencies (as LFU-DA does): that takes state of the whole pool beside a candidate's own facts.
+Under LFU a block that goes takes its count with it.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from heapq import nsmallest
 from typing import TypeAlias, assert_never
+
+from policy.core import CostCoefficients
 
 
 class EvictionOrder(StrEnum):
@@ -35,21 +42,36 @@ class EvictionOrder(StrEnum):
 
 
 class SloClass(StrEnum):
-    """How tight a request's targets are; see `slo_class`."""
+    """How tight a request's targets are; `slo_class` says it."""
 
     NONE = "none"
     RELAXED = "relaxed"
     TIGHT = "tight"
 
 
+TIGHT_TTFT_MS_MAX = 2_000.0
+TIGHT_TBT_MS_MAX = 50.0
+"""A person who reads along sees a slower stream falter."""
+
+
+def slo_class(ttft_ms_max: float | None, tbt_ms_max: float | None) -> SloClass:
+    """The class of a request with these targets; None where it has none."""
+    if ttft_ms_max is None and tbt_ms_max is None:
+        return SloClass.NONE
+    tight_ttft = ttft_ms_max is not None and ttft_ms_max <= TIGHT_TTFT_MS_MAX
+    tight_tbt = tbt_ms_max is not None and tbt_ms_max <= TIGHT_TBT_MS_MAX
+    return SloClass.TIGHT if tight_ttft or tight_tbt else SloClass.RELAXED
+
+
 @dataclass(frozen=True, slots=True)
 class BlockUse:
-    """The request that used a block last."""
+    """The request that used a block last, as it was then."""
 
     priority: int = 0
+    """The more the more important, of any size."""
     slo: SloClass = SloClass.NONE
     remaining_tokens: int | None = None
-    """How many more it might have put out then; None where that is not known."""
+    """How many tokens it could still put out; None where that is not known."""
 
 
 UNKNOWN_USE = BlockUse()
@@ -70,67 +92,119 @@ class EvictionCandidate:
 
 
 EvictionKey: TypeAlias = tuple[int, ...]
-
-TURNOVER_DEFAULT = 4096
-
-PAIRS_DOUBLE_AT_BLOCKS = 1408
-"""Depth at which the attention to what lies before a block costs as much as all else in it."""
-LENGTH_CREDIT_SHARE = 0.5
-"""Of the turnover, for a block that costs twice what the first of a chain does; more is not given."""
-
-PRIORITY_MAX = 4
-"""A priority beyond it, and below its negative, counts as that much."""
-REMAINING_TOKENS_NEAR = 256
-"""With so many left, a request gets half the credit of one that is all but finished."""
-PRIORITY_CREDIT_SHARE = 0.5
-SLO_CREDIT_SHARE = {SloClass.NONE: 0.0, SloClass.RELAXED: 0.125, SloClass.TIGHT: 0.25}
-NEARNESS_CREDIT_SHARE = 0.25
+KeyFunction: TypeAlias = Callable[[EvictionCandidate], EvictionKey]
 
 
-def eviction_key(
-    order: EvictionOrder, candidate: EvictionCandidate, turnover: int = TURNOVER_DEFAULT
-) -> EvictionKey:
-    """Sorts candidates by who goes first; no two of different block ids are equal.
+@dataclass(frozen=True, slots=True)
+class EvictionScale:
+    """What the credits of an order are measured by; both at least 1."""
 
-    `turnover`: ticks of the clock of `used_at` in which about as many blocks are brought in as the pool has.
-    """
+    turnover: int = 4096
+    """Ticks of the clock of `used_at` in which a pool's worth of blocks is brought in."""
+    cost_doubles_at_blocks: int = 1408
+    """At this depth a block costs twice what the first of a chain does. Here as for LLaMA2-70B and 16 tokens
+    a block."""
+
+
+DEFAULT_SCALE = EvictionScale()
+
+NEVER_DOUBLES = 2**62
+"""A depth in blocks, beyond any chain: for an instance whose cost does not grow with depth."""
+
+CREDIT_SHARE_MAX = 0.75
+"""Of the turnover: how much longer the most valuable block stays than the least valuable."""
+
+LENGTH_SHARE = 0.25
+"""For each time that a block costs the price of the first one more."""
+LENGTH_SHARE_MAX = 0.5
+
+PRIORITY_SHARE = 0.375
+"""From the lowest to the highest priority."""
+SLO_SHARE = 0.125
+"""For the tightest class."""
+NEARNESS_SHARE = 0.25
+"""For a request that is all but finished."""
+HALF_NEAR_TOKENS = 128
+"""With so many left it gets half of that."""
+
+
+def key_function(order: EvictionOrder, scale: EvictionScale = DEFAULT_SCALE) -> KeyFunction:
+    """What sorts candidates by who goes first: no two of different block ids are equal. O(1) each."""
     match order:
         case EvictionOrder.LRU:
-            return (candidate.used_at, candidate.block_id)
+            return _least_recent
         case EvictionOrder.LFU:
-            return (candidate.uses, candidate.used_at, candidate.block_id)
+            return _least_often
         case EvictionOrder.LENGTH_AWARE:
-            credit = int(turnover * length_credit_share(candidate.depth_blocks))
-            return (candidate.used_at + credit, candidate.used_at, candidate.block_id)
+            return lambda candidate: _credited(candidate, scale.turnover * _length_share(candidate, scale))
         case EvictionOrder.REQUEST_AWARE:
-            credit = int(turnover * request_credit_share(candidate.use))
-            return (candidate.used_at + credit, candidate.used_at, candidate.block_id)
+            return lambda candidate: _credited(candidate, scale.turnover * _request_share(candidate.use))
         case _:
             assert_never(order)
 
 
-def length_credit_share(depth_blocks: int) -> float:
-    """0 … LENGTH_CREDIT_SHARE of a turnover: by what the block costs more than the first of its chain."""
-    return LENGTH_CREDIT_SHARE * min(1.0, depth_blocks / PAIRS_DOUBLE_AT_BLOCKS)
-
-
-def request_credit_share(use: BlockUse) -> float:
-    """-0.5 … 1 of a turnover: priority for the greater part, then the SLO class, then how near its end is."""
-    priority = max(-PRIORITY_MAX, min(PRIORITY_MAX, use.priority)) / PRIORITY_MAX
-    nearness = (
-        0.0
-        if use.remaining_tokens is None
-        else REMAINING_TOKENS_NEAR / (REMAINING_TOKENS_NEAR + max(0, use.remaining_tokens))
-    )
-    return PRIORITY_CREDIT_SHARE * priority + SLO_CREDIT_SHARE[use.slo] + NEARNESS_CREDIT_SHARE * nearness
+def eviction_key(
+    order: EvictionOrder, candidate: EvictionCandidate, scale: EvictionScale = DEFAULT_SCALE
+) -> EvictionKey:
+    """The key of one candidate; see `key_function`."""
+    return key_function(order, scale)(candidate)
 
 
 def evict(
     order: EvictionOrder,
     candidates: Iterable[EvictionCandidate],
     blocks: int,
-    turnover: int = TURNOVER_DEFAULT,
+    scale: EvictionScale = DEFAULT_SCALE,
 ) -> tuple[int, ...]:
     """Ids of the first `blocks` candidates to go, in that order; all of them where there are fewer."""
-    victims = nsmallest(blocks, candidates, key=lambda candidate: eviction_key(order, candidate, turnover))
+    victims = nsmallest(blocks, candidates, key=key_function(order, scale))
     return tuple(victim.block_id for victim in victims)
+
+
+def cost_doubles_at_blocks(cost: CostCoefficients, block_tokens: int) -> int:
+    """The depth at which a block takes twice the time of the first one: where attention to what lies before
+    it costs as much as everything else in it. At least 1; NEVER_DOUBLES where pairs cost nothing."""
+    if not cost.prefill_per_token_pair_s:
+        return NEVER_DOUBLES
+    tokens = cost.prefill_per_token_s / cost.prefill_per_token_pair_s
+    return max(1, min(NEVER_DOUBLES, round(tokens / block_tokens)))
+
+
+def _least_recent(candidate: EvictionCandidate) -> EvictionKey:
+    return (candidate.used_at, candidate.block_id)
+
+
+def _least_often(candidate: EvictionCandidate) -> EvictionKey:
+    return (candidate.uses, candidate.used_at, candidate.block_id)
+
+
+def _credited(candidate: EvictionCandidate, credit: float) -> EvictionKey:
+    return (candidate.used_at + int(credit), candidate.used_at, candidate.block_id)
+
+
+def _length_share(candidate: EvictionCandidate, scale: EvictionScale) -> float:
+    """All blocks have the same size, so a byte of a deep one saves more: the cost model's time grows with
+    the tokens before it. It is kept that much longer, as GreedyDual does for objects by their cost, but
+    with a smaller share and a bound, found on the two traces: a full share keeps what nobody asks for."""
+    return min(LENGTH_SHARE_MAX, LENGTH_SHARE * candidate.depth_blocks / scale.cost_doubles_at_blocks)
+
+
+def _request_share(use: BlockUse) -> float:
+    """Priority first, whatever its range: it approaches its share from 0 upwards. Few remaining tokens count
+    because the request's next turn, or the request itself where it was preempted, comes the sooner."""
+    share = PRIORITY_SHARE * (1 + use.priority / (1 + abs(use.priority))) / 2 + _slo_share(use.slo)
+    if use.remaining_tokens is None:
+        return share
+    return share + NEARNESS_SHARE * HALF_NEAR_TOKENS / (HALF_NEAR_TOKENS + max(0, use.remaining_tokens))
+
+
+def _slo_share(slo: SloClass) -> float:
+    match slo:
+        case SloClass.NONE:
+            return 0.0
+        case SloClass.RELAXED:
+            return SLO_SHARE / 2
+        case SloClass.TIGHT:
+            return SLO_SHARE
+        case _:
+            assert_never(slo)
