@@ -91,6 +91,10 @@ class Inventory:
         """All blocks without a held child; looks at every block."""
         return (block_hash for block_hash, node in self._nodes.items() if not node.children)
 
+    def blocks_in(self, tier: Tier) -> int:
+        """How many blocks lie in `tier`."""
+        return self._tier_blocks.get(tier, 0)
+
     def only_tier(self) -> Tier | None:
         """The tier in which every block lies, None where they lie in several or there is none."""
         return next(iter(self._tier_blocks)) if len(self._tier_blocks) == 1 else None

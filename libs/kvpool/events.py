@@ -47,13 +47,14 @@ class EventLog:
         else:
             self._open(BlockAction.STORED, block_hash, parent, tier)
 
+    def moved(self, block_hash: BlockHash, tier: Tier) -> None:
+        """Record that a block lies in `tier` now. Along a chain tiers only get slower at every moment: a
+        block's children must have been recorded before where it sinks, its parent where it rises."""
+        self._unlinked(BlockAction.MOVED, block_hash, tier)
+
     def removed(self, block_hash: BlockHash, tier: Tier) -> None:
         """Record that a block is gone; its children must have been recorded before."""
-        last = self._continued(BlockAction.REMOVED, tier)
-        if last is not None:
-            self._append(last, block_hash)
-        else:
-            self._open(BlockAction.REMOVED, block_hash, None, tier)
+        self._unlinked(BlockAction.REMOVED, block_hash, tier)
 
     def seal(self) -> None:
         """Add nothing more to the last event, because somebody has been told its number."""
@@ -68,6 +69,14 @@ class EventLog:
         )
         self._clear()
         return first_number, events
+
+    def _unlinked(self, action: BlockAction, block_hash: BlockHash, tier: Tier) -> None:
+        """Record what is told of blocks one by one, whatever chain they are of."""
+        last = self._continued(action, tier)
+        if last is not None:
+            self._append(last, block_hash)
+        else:
+            self._open(action, block_hash, None, tier)
 
     def _continued(self, action: BlockAction, tier: Tier) -> _OpenEvent | None:
         """The last event, where a block of this action may be added to it."""

@@ -38,14 +38,23 @@ class EvictableBlocks:
         if self._keys.pop(block_id, None) is not None:
             self._compact()
 
+    def first(self) -> int | None:
+        """The block that goes first, which stays in the set; None where the set is empty."""
+        while self._heap:
+            key, block_id = self._heap[0]
+            if self._keys.get(block_id) == key:
+                return block_id
+            heappop(self._heap)
+        return None
+
     def pop(self) -> int:
         """Take out the block that goes first. There must be one."""
-        while True:
-            key, block_id = heappop(self._heap)
-            if self._keys.get(block_id) == key:
-                del self._keys[block_id]
-                self._compact()
-                return block_id
+        block_id = self.first()
+        assert block_id is not None, "nothing can be evicted"
+        heappop(self._heap)
+        del self._keys[block_id]
+        self._compact()
+        return block_id
 
     def check_integrity(self) -> None:
         """AssertionError where a live block has no entry or dead entries are over their bound."""

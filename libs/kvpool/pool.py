@@ -8,21 +8,27 @@ blocks, leaves first, so what is held stays prefix-closed; `policy.evict` says i
 Several owners may pin one block. Copy-on-write rests on `writable`: an owner that is to write where it may
 not takes a fresh block, has the bytes copied, and releases the shared one.
 
+Below the blocks that are computed on there may be further tiers, whose slots keep copies: `tier_stack` says
+what that means for what is held, `sinks` what is copied down and when, `rises` how it comes up again.
+
 One thread, the event loop's. Knows neither bytes nor messages; AssertionError always means that the
 caller broke the contract.
 """
 
-from bisect import bisect_left
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kvhash import BlockHash
-from kvindex.core import BlockEvent, Tier
-from kvindex.inventory import HeldBlock, Inventory
-from kvpool.bookkeeping import Block, check_bookkeeping
-from kvpool.events import EventLog
-from kvpool.evictable import EvictableBlocks
-from policy.evict import EvictionCandidate, EvictionOrder
+from kvindex.core import BlockEvent, Tier, TierRun
+from kvindex.inventory import HeldBlock
+from kvpool.compute_tier import ComputeTier, others_hold
+from kvpool.lower_tier import LowerTier
+from kvpool.rises import Rises
+from kvpool.sinks import Sinks
+from kvpool.tier_stack import TierStack, is_faster
+from kvpool.tier_tree import BlockFacts, TierCopy
+from kvpool.tiers import Copy, Rise, Sink, TierStats
+from policy.evict import BlockUse, EvictionOrder
 
 
 class NoBlocksError(Exception):
@@ -31,7 +37,7 @@ class NoBlocksError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class PoolStats:
-    """free + cached + in_use == blocks."""
+    """free + cached + in_use == blocks, of the compute tier. Totals, since the start, are not compared."""
 
     blocks: int
     free: int
@@ -40,47 +46,79 @@ class PoolStats:
     """Reusable blocks nobody is using: given up on demand."""
     in_use: int
     """Pinned blocks and the ancestors of pinned blocks."""
+    tiers: tuple[TierStats, ...] = ()
+    """The lower tiers, fastest first."""
+    dropped_total: int = field(default=0, compare=False)
+    """Blocks that were lost to the pool because they had to go before they had a copy below."""
+    gone_total: int = field(default=0, compare=False)
+    """Blocks that went from the lowest tier, and lay nowhere else."""
 
 
 class BlockPool:
-    """The blocks 0 … `blocks` - 1 of one tier."""
+    """The blocks 0 … `blocks` - 1 of the tier that is computed on, and the slots of the tiers below it."""
 
-    def __init__(self, blocks: int, *, eviction: str = "lru", tier: Tier = Tier.DRAM) -> None:
-        """ValueError where `blocks` is below 1 or `eviction` is no EvictionOrder."""
+    def __init__(
+        self,
+        blocks: int,
+        *,
+        eviction: EvictionOrder | str = "lru",
+        tier: Tier = Tier.DRAM,
+        lower: Sequence[tuple[Tier, int]] = (),
+        sink_ahead_blocks: int = 0,
+    ) -> None:
+        """`lower`: further tiers with their slots, each slower than the one before. `sink_ahead_blocks`: how
+        many blocks of a tier should be ready to go without loss. ValueError where these make no pool."""
         if blocks < 1:
             raise ValueError(f"blocks: {blocks}, at least 1")
         if eviction not in tuple(EvictionOrder):
             raise ValueError(f"eviction: {eviction!r}, one of {', '.join(EvictionOrder)}")
-        self._tier = tier
-        self._blocks = [Block() for _ in range(blocks)]
-        # Taken from the end: the block that was freed last is given first, its pages are warm.
-        self._free = list(range(blocks - 1, -1, -1))
-        self._id_of: dict[BlockHash, int] = {}
-        self._inventory = Inventory()
-        self._cached = 0
-        self._evictable = EvictableBlocks(EvictionOrder(eviction))
-        self._events = EventLog()
+        if sink_ahead_blocks < 0:
+            raise ValueError(f"sink_ahead_blocks: {sink_ahead_blocks}, at least 0")
+        above = tier
+        for below, slots in lower:
+            if slots < 1 or not is_faster(above, below):
+                raise ValueError(
+                    f"lower: {slots} slots in {below} below {above}; from 1 on, each tier slower"
+                )
+            above = below
+        order = EvictionOrder(eviction)
+        self._compute = ComputeTier(tier, blocks, order)
+        self._lower = {below: LowerTier(below, slots, order) for below, slots in lower}
+        self._stack = TierStack(self._compute, tuple(self._lower.values()))
+        self._inventory = self._stack.inventory
+        self._events = self._stack.events
+        self._sinks = Sinks(self._stack, sink_ahead_blocks)
+        self._rises = Rises(self._stack)
         self._uses_seen = 0
 
     def match(self, hashes: Sequence[BlockHash]) -> int:
-        """How many leading blocks of the chain `hashes` are held. O(log n): behind a block that is not held
-        none is, what is held is prefix-closed."""
-        return bisect_left(hashes, True, key=lambda block_hash: block_hash not in self._id_of)
+        """How many leading blocks of the chain `hashes` can be computed on. O(log n): behind a block that is
+        not held none is, what is held is prefix-closed."""
+        return self._compute.tree.match(hashes)
+
+    def match_held(self, hashes: Sequence[BlockHash]) -> int:
+        """How many of them are held in any tier. O(log n)."""
+        return sum(run.blocks for run in self.tier_runs(hashes))
+
+    def tier_runs(self, hashes: Sequence[BlockHash]) -> tuple[TierRun, ...]:
+        """Where these lie, at most one run for each tier, which get slower. O(log n)."""
+        return self._stack.tier_runs(hashes)
 
     def match_in_use(self, hashes: Sequence[BlockHash]) -> int:
         """How many of them are in use: to pin these takes nothing from what is `available`."""
-        return bisect_left(hashes, True, key=lambda block_hash: not self._is_in_use(block_hash))
+        return self._compute.tree.match_in_use(hashes)
 
-    def acquire(self, hashes: Sequence[BlockHash]) -> list[int]:
-        """Pin the leading blocks of the chain `hashes` that are held, each once: their ids, in order."""
+    def acquire(self, hashes: Sequence[BlockHash], use: BlockUse | None = None) -> list[int]:
+        """Pin the leading blocks of the chain `hashes` that can be computed on, each once: their ids, in
+        order. `use`: what the request is worth that uses them."""
         self._uses_seen += 1
         block_ids = []
         for block_hash in hashes:
-            block_id = self._id_of.get(block_hash)
-            if block_id is None:
+            copy = self._compute.tree.get(block_hash)
+            if copy is None:
                 break
-            self._pin(block_id)
-            block_ids.append(block_id)
+            self._share(copy, use)
+            block_ids.append(copy.index)
         return block_ids
 
     def allocate(self, count: int) -> list[int]:
@@ -92,103 +130,160 @@ class BlockPool:
             raise ValueError(f"count: {count}, at least 0")
         if count > self.available():
             raise NoBlocksError(f"{count} blocks asked for, {self.available()} available")
-        while len(self._free) < count:
-            self._evict(self._evictable.pop())
-        block_ids = [self._free.pop() for _ in range(count)]
-        for block_id in block_ids:
-            block = self._blocks[block_id]
-            block.generation += 1
-            block.pins = block.holds = 1
-        return block_ids
+        while self._compute.free < count:
+            self._stack.evict(self._compute)
+        return self._compute.take(count)
 
-    def store(self, block_id: int, block_hash: BlockHash, parent: BlockHash | None) -> bool:
+    def store(
+        self, block_id: int, block_hash: BlockHash, parent: BlockHash | None, use: BlockUse | None = None
+    ) -> bool:
         """Make a fresh, full block reusable under its hash, as a child of `parent`.
 
-        False, and the block stays fresh, where the hash is held already or `parent` is not held.
+        False, and the block stays fresh, where the compute tier has the hash already or not `parent`.
         """
-        block = self._pinned(block_id)
-        if block.block_hash is not None:
+        if self._compute.pinned(block_id).copy is not None:
             raise AssertionError(f"block {block_id} is stored already")
-        if block_hash in self._id_of or (parent is not None and parent not in self._id_of):
+        tree = self._compute.tree
+        if block_hash in tree or (parent is not None and parent not in tree):
             return False
-        self._inventory.add(block_hash, parent, self._tier)
-        self._id_of[block_hash] = block_id
-        block.block_hash = block_hash
-        block.used_at = self._uses_seen
-        block.uses = 1
-        if parent is not None:
-            self._hold(self._id_of[parent])
-        self._events.stored(block_hash, parent, self._tier)
+        facts = self._stack.facts_below(block_hash)
+        if facts is None:
+            above = None if parent is None else tree.get(parent)
+            depth_blocks = 0 if above is None else above.facts.depth_blocks + 1
+            facts = BlockFacts(block_hash, parent, depth_blocks, self._uses_seen)
+        facts.uses += 1
+        self._put(block_id, facts, use)
         return True
 
-    def store_or_share(self, block_id: int, block_hash: BlockHash, parent: BlockHash | None) -> int:
+    def store_or_share(
+        self, block_id: int, block_hash: BlockHash, parent: BlockHash | None, use: BlockUse | None = None
+    ) -> int:
         """As `store`; where the hash is held already, this owner's pin moves to the block that holds it.
 
         Returns the block that the owner has now. Only for one who alone knows the address of `block_id`.
         """
-        if self.store(block_id, block_hash, parent) or block_hash not in self._id_of:
+        if self.store(block_id, block_hash, parent, use):
             return block_id
-        held_id = self._id_of[block_hash]
-        self._pin(held_id)
+        held = self._compute.tree.get(block_hash)
+        if held is None:
+            return block_id
+        self._share(held, use)
         self.release((block_id,))
-        return held_id
+        return held.index
 
     def writable(self, block_id: int) -> bool:
         """Whether its owner may write to it: nobody else has it pinned, and no hash says what it holds."""
-        block = self._pinned(block_id)
-        return block.pins == 1 and block.block_hash is None
+        block = self._compute.pinned(block_id)
+        return block.pins == 1 and block.copy is None
 
     def blocks_others_use(self, block_ids: Sequence[int]) -> int:
         """Of a sequence's blocks, how many leading ones stay stored and in use if it gives back its pins."""
-        child_id: int | None = None
-        for place in range(len(block_ids) - 1, -1, -1):
-            block = self._pinned(block_ids[place])
-            if block.block_hash is None:
-                continue
-            of_own_child = (
-                child_id is not None and self._parent_id(self._blocks[child_id]) == block_ids[place]
-            )
-            if block.holds - 1 - of_own_child > 0:
-                return place + 1
-            child_id = block_ids[place]
-        return 0
+        return others_hold([self._compute.pinned(block_id) for block_id in block_ids])
 
     def retain(self, block_ids: Iterable[int]) -> None:
         """Pin blocks once more that are pinned; another owner will release them."""
         for block_id in block_ids:
-            block = self._pinned(block_id)
-            block.pins += 1
-            block.holds += 1
+            self._compute.pinned(block_id)
+            self._compute.pin(block_id)
 
-    def release(self, block_ids: Iterable[int]) -> None:
+    def release(self, block_ids: Iterable[int], use: BlockUse | None = None) -> None:
         """Take one pin back from each: at none left, a stored block stays cached, a fresh one is free."""
         self._uses_seen += 1
         for block_id in block_ids:
-            block = self._pinned(block_id)
-            block.pins -= 1
-            if block.block_hash is not None:
-                block.used_at = self._uses_seen
-                self._unhold(block_id)
-            else:
-                block.holds -= 1
-                if not block.pins:
-                    self._free.append(block_id)
+            copy = self._compute.pinned(block_id).copy
+            if copy is not None:
+                self._used(copy.facts, use)
+            self._compute.unpin(block_id)
 
     def forget(self, block_ids: Sequence[int]) -> None:
-        """Throw out the cached blocks of a chain that was just released: what they hold is not to be trusted.
+        """Throw out the cached blocks of a chain that was just released: what they hold is not to be trusted,
+        nor are their copies in other tiers, and what hangs on those there.
 
         Blocks that are still in use, or have a child that is not among these, stay.
         """
         for block_id in reversed(block_ids):
-            block = self._blocks[block_id]
-            stored = block.block_hash
-            if stored is not None and not block.holds and self._inventory.is_leaf(stored):
-                self._evictable.discard(block_id)
-                self._evict(block_id)
+            copy = self._compute.block(block_id).copy
+            if copy is None or copy.holds or copy.children:
+                continue
+            for tier in reversed(self._lower.values()):
+                below = tier.tree.get(copy.facts.block_hash)
+                if below is not None:
+                    self._stack.lose(tier, below)
+            self._stack.remove(self._compute, copy)
 
     def generation(self, block_id: int) -> int:
         """Grows whenever the block is given to a new owner; 0 before the first."""
-        return self._blocks[block_id].generation
+        return self._compute.generation(block_id)
+
+    def take_sinks(self, blocks_max: int, ahead_blocks: int | None = None) -> tuple[Sink, ...]:
+        """What to copy one tier down next, at most so many; the slots are reserved until each is reported by
+        `sunk` or `sink_failed`, in this order: a child that is reported before its parent is thrown away.
+
+        Blocks that go next and have no copy below come first, their ancestors before them, until in each
+        tier `ahead_blocks` (None: `sink_ahead_blocks`) are free or can go without loss.
+        """
+        if blocks_max < 1:
+            raise ValueError(f"blocks_max: {blocks_max}, at least 1")
+        return self._sinks.take(blocks_max, ahead_blocks)
+
+    def sunk(self, sink: Sink) -> bool:
+        """The copy is complete. False: it is thrown away, because the block it was made of was given up
+        meanwhile, or its parent's copy is not there."""
+        return self._sinks.end(sink, written=True)
+
+    def sink_failed(self, sink: Sink) -> None:
+        """The copy was not made. The block is not tried again before it is used again."""
+        self._sinks.end(sink, written=False)
+
+    def begin_rise(self, hashes: Sequence[BlockHash], blocks_max: int | None = None) -> tuple[Rise, ...]:
+        """Copies to read up, for the blocks of the chain `hashes` from `match(hashes)` on: as many as lie
+        below and as there are blocks for now. Each pins its slot, and its fresh block for the caller, until
+        it is reported by `risen` or `rise_failed`, in this order."""
+        start = self.match(hashes)
+        sources = self._rises.sources(hashes, start, blocks_max)
+        prefix = self._compute.tree.get(hashes[start - 1]) if start and sources else None
+        if prefix is not None:
+            self._compute.pin(prefix.index)
+        del sources[self.available() :]
+        if not sources:
+            if prefix is not None:
+                self._compute.unpin(prefix.index)
+            return ()
+        self._uses_seen += 1
+        return self._rises.begin(sources, self.allocate(len(sources)), prefix)
+
+    def risen(self, rise: Rise) -> int | None:
+        """The fresh block holds what the slot held, verified. Returns the block that the caller has pinned
+        now: this one, or the one that was stored under the hash meanwhile. None, and nothing is pinned,
+        where the block's parent cannot be computed on, or its copy was given up meanwhile."""
+        facts = self._rises.end(rise, lost=False)
+        held = self._compute.tree.get(rise.block_hash)
+        if held is not None:
+            self._compute.pin(held.index)
+            self._used(held.facts, None)
+            self._compute.unpin(rise.block_id)
+            return held.index
+        if facts is None or (rise.parent is not None and rise.parent not in self._compute.tree):
+            self._compute.unpin(rise.block_id)
+            return None
+        self._lower[rise.tier].risen_total += 1
+        self._put(rise.block_id, facts, None)
+        return rise.block_id
+
+    def rise_failed(self, rise: Rise, lost: bool) -> None:
+        """The slot was not read; the fresh block is given back. `lost`: what the slot holds is no good, its
+        copy is given up with all that hangs on it in that tier."""
+        self._rises.end(rise, lost)
+        self._compute.unpin(rise.block_id)
+
+    def restore(self, tier: Tier, copies: Iterable[Copy]) -> int:
+        """At the start: take in what the store of a lower tier found again, the least recently used first,
+        in any order of chains. Left out are copies without an unbroken chain to a first block, second copies
+        of a block or a slot, and slots that are not free. Returns how many were taken in. O(n)."""
+        found = list(copies)
+        taken = self._stack.restore(self._lower[tier], found, self._uses_seen + 1)
+        self._uses_seen += len(found)
+        return taken
 
     def take_events(self) -> tuple[int, tuple[BlockEvent, ...]]:
         """(number of the first, events) of the inventory since the last call; see `kvpool.events`.
@@ -203,84 +298,35 @@ class BlockPool:
         return self._events.last_number, self._inventory.blocks()
 
     def stats(self) -> PoolStats:
-        blocks, free = len(self._blocks), len(self._free)
-        return PoolStats(blocks, free, self._cached, blocks - free - self._cached)
+        blocks, free, cached = len(self._compute), self._compute.free, self._compute.tree.cached
+        tiers = tuple(tier.stats(self._inventory.blocks_in(tier.tier)) for tier in self._lower.values())
+        dropped, gone = self._stack.dropped_total, self._stack.gone_total
+        return PoolStats(blocks, free, cached, blocks - free - cached, tiers, dropped, gone)
 
     def available(self) -> int:
         """Blocks that `allocate` could give now: the free and the cached."""
-        return len(self._free) + self._cached
+        return self._compute.free + self._compute.tree.cached
 
-    def _is_in_use(self, block_hash: BlockHash) -> bool:
-        block_id = self._id_of.get(block_hash)
-        return block_id is not None and self._blocks[block_id].holds > 0
+    def _share(self, copy: TierCopy, use: BlockUse | None) -> None:
+        """One pin and one use more of a stored block."""
+        copy.facts.uses += 1
+        copy.unsinkable = False
+        self._compute.pin(copy.index)
+        self._used(copy.facts, use)
 
-    def _pin(self, block_id: int) -> None:
-        """One pin more on a stored block, in use or cached."""
-        block = self._blocks[block_id]
-        block.used_at = self._uses_seen
-        block.uses += 1
-        block.pins += 1
-        self._hold(block_id)
+    def _put(self, block_id: int, facts: BlockFacts, use: BlockUse | None) -> None:
+        """A fresh block holds that from now on."""
+        self._compute.store(block_id, facts)
+        self._used(facts, use)
+        self._stack.came(facts, self._compute.tier)
 
-    def _pinned(self, block_id: int) -> Block:
-        block = self._blocks[block_id] if block_id >= 0 else None
-        if block is None or not block.pins:
-            raise AssertionError(f"block {block_id} is not pinned")
-        return block
-
-    def _hold(self, block_id: int) -> None:
-        """Count one pin or one child in use more; a block that comes into use holds its parent.
-
-        O(1) along a chain that is pinned from its start; O(depth) where a block alone is pinned.
-        """
-        current: int | None = block_id
-        while current is not None:
-            block = self._blocks[current]
-            block.holds += 1
-            if block.holds > 1:
-                return
-            self._cached -= 1
-            self._evictable.discard(current)
-            current = self._parent_id(block)
-
-    def _unhold(self, block_id: int) -> None:
-        """The inverse of `_hold`; the last block of the chain to fall out of use may be evicted."""
-        current: int | None = block_id
-        while current is not None:
-            block = self._blocks[current]
-            block.holds -= 1
-            if block.holds:
-                return
-            self._cached += 1
-            self._offer_leaf(current)
-            current = self._parent_id(block)
-
-    def _offer_leaf(self, block_id: int) -> None:
-        """Make a cached block a candidate for eviction, if it has no child."""
-        block = self._blocks[block_id]
-        if block.block_hash is not None and self._inventory.is_leaf(block.block_hash):
-            self._evictable.add(EvictionCandidate(block_id, block.used_at, block.uses))
-
-    def _evict(self, block_id: int) -> None:
-        block = self._blocks[block_id]
-        assert block.block_hash is not None
-        parent_id = self._parent_id(block)
-        self._inventory.remove(block.block_hash)
-        del self._id_of[block.block_hash]
-        self._events.removed(block.block_hash, self._tier)
-        block.block_hash = None
-        self._cached -= 1
-        self._free.append(block_id)
-        if parent_id is not None and not self._blocks[parent_id].holds:
-            self._offer_leaf(parent_id)
-
-    def _parent_id(self, block: Block) -> int | None:
-        assert block.block_hash is not None
-        parent = self._inventory.parent(block.block_hash)
-        return None if parent is None else self._id_of[parent]
+    def _used(self, facts: BlockFacts, use: BlockUse | None) -> None:
+        facts.used_at = self._uses_seen
+        if use is not None:
+            facts.use = use
+        self._stack.touch(facts)
 
     def check_integrity(self) -> None:
         """AssertionError where the bookkeeping contradicts itself. Looks at every block; for tests."""
-        check_bookkeeping(
-            self._blocks, self._free, self._id_of, self._inventory, self._evictable, self._cached
-        )
+        self._stack.check_integrity()
+        self._sinks.check_integrity()

@@ -27,7 +27,7 @@ class Sink:
 
 @dataclass(frozen=True, slots=True)
 class Rise:
-    """A copy to be read into a fresh block of the compute tier; slot and block are pinned until it is reported."""
+    """A copy to be read into a fresh block of the compute tier; both are pinned until it is reported."""
 
     block_hash: BlockHash
     parent: BlockHash | None

@@ -1,0 +1,330 @@
+"""The copies of blocks in one tier, as the tree of their chains, and which of them goes next.
+
+A tier is prefix-closed by itself: a copy is added under its parent's and removed before it. A copy is in
+use while somebody holds it or one of its children is in use; one that is not in use is cached. Only leaves
+among the cached go, in the order of `policy.evict`.
+
+Ahead of need, copies are *staged*: found to be next in that order and settled, so that nothing is lost by
+their going (or nothing can be done about it). Staged copies go first, in the order in which they were
+staged, children before parents. A copy that is being copied down (`sinking`) goes last: what was spent on
+it would be lost. Without staging and sinking the order is the policy's alone.
+
+Knows no pins, generations, slots or events. AssertionError means that the caller broke the contract.
+"""
+
+from bisect import bisect_left
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from kvhash import BlockHash
+from kvpool.evictable import EvictableBlocks
+from policy.evict import UNKNOWN_USE, BlockUse, EvictionCandidate, EvictionOrder, eviction_key
+
+
+@dataclass(slots=True, eq=False)
+class BlockFacts:
+    """What is known of a block wherever its copies lie; all of them share it."""
+
+    block_hash: BlockHash
+    parent: BlockHash | None
+    depth_blocks: int
+    """Blocks before it in its chain."""
+    used_at: int
+    uses: int = 0
+    use: BlockUse = UNKNOWN_USE
+
+    def candidate(self, index: int) -> EvictionCandidate:
+        return EvictionCandidate(index, self.used_at, self.uses, self.depth_blocks, self.use)
+
+
+@dataclass(slots=True, eq=False)
+class TierCopy:
+    """One block's copy in one tier. A block that is evicted and stored again gets another."""
+
+    facts: BlockFacts
+    index: int
+    """Block id or slot."""
+    parent: "TierCopy | None" = field(repr=False)
+    holds: int
+    """What the tier's owner holds it by, plus its children in use."""
+    children: int = 0
+    staged_children: int = 0
+    staged: bool = False
+    sinking: bool = False
+    unsinkable: bool = False
+    """The tier below had no room for it, or could not be written: not tried again before its next use."""
+    # Siblings are linked, which costs less memory than a set for each parent, most of which have one child.
+    first_child: "TierCopy | None" = field(default=None, repr=False)
+    previous_sibling: "TierCopy | None" = field(default=None, repr=False)
+    next_sibling: "TierCopy | None" = field(default=None, repr=False)
+
+
+class TierTree:
+    """The copies at the indices 0 … `size` - 1 of a tier. O(log n) per call where nothing else is said."""
+
+    def __init__(self, size: int, order: EvictionOrder) -> None:
+        self._order = order
+        self._copies: dict[BlockHash, TierCopy] = {}
+        self._at: list[TierCopy | None] = [None] * size
+        self.cached = 0
+        """Copies that are not in use. All of them can go, one after the other."""
+        self._open = EvictableBlocks(order)
+        """Cached, not staged, no child that is not staged, not sinking."""
+        self._late = EvictableBlocks(order)
+        """Cached leaves that are sinking."""
+        self._staged: OrderedDict[int, TierCopy] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._copies)
+
+    def __contains__(self, block_hash: BlockHash) -> bool:
+        return block_hash in self._copies
+
+    def __iter__(self) -> Iterator[TierCopy]:
+        return iter(self._copies.values())
+
+    @property
+    def staged(self) -> int:
+        """Copies that were found to go next, and are settled."""
+        return len(self._staged)
+
+    def get(self, block_hash: BlockHash) -> TierCopy | None:
+        return self._copies.get(block_hash)
+
+    def at(self, index: int) -> TierCopy | None:
+        return self._at[index]
+
+    def match(self, hashes: Sequence[BlockHash]) -> int:
+        """How many leading blocks of a chain have a copy here; it is searched for, the tier is closed."""
+        return bisect_left(hashes, True, key=lambda block_hash: block_hash not in self._copies)
+
+    def match_in_use(self, hashes: Sequence[BlockHash]) -> int:
+        """How many of them are in use."""
+        return bisect_left(hashes, True, key=lambda block_hash: not self._is_in_use(block_hash))
+
+    def add(self, facts: BlockFacts, index: int, holds: int = 0) -> TierCopy:
+        """A copy at a free index, held as often as that; its parent, where it has one, has a copy here."""
+        assert facts.block_hash not in self._copies, f"{facts} has a copy here"
+        assert self._at[index] is None, f"index {index} is taken"
+        parent = None if facts.parent is None else self._copies[facts.parent]
+        copy = TierCopy(facts, index, parent, holds)
+        if parent is not None:
+            # Held until the child is placed: a parent that has a child is not in line to go.
+            self.hold(parent)
+            _link(parent, copy)
+        self._copies[facts.block_hash] = self._at[index] = copy
+        if not holds:
+            self.cached += 1
+            self._enter(copy)
+            if parent is not None:
+                self.unhold(parent)
+        return copy
+
+    def remove(self, copy: TierCopy) -> None:
+        """The copy of a cached leaf is gone."""
+        assert not copy.holds, f"copy {copy.index} is in use"
+        assert not copy.children, f"copy {copy.index} has children"
+        self._withdraw(copy)
+        del self._copies[copy.facts.block_hash]
+        self._at[copy.index] = None
+        self.cached -= 1
+        parent = copy.parent
+        if parent is not None:
+            _unlink(parent, copy)
+            self._enter(parent)
+
+    def hold(self, copy: TierCopy) -> None:
+        """Count one holder or one child in use more; a copy that comes into use holds its parent.
+
+        O(1) along a chain that is held from its start; O(depth) where a copy alone is held.
+        """
+        current: TierCopy | None = copy
+        while current is not None:
+            current.holds += 1
+            if current.holds > 1:
+                return
+            self.cached -= 1
+            self._withdraw(current)
+            current = current.parent
+
+    def unhold(self, copy: TierCopy) -> None:
+        """The inverse of `hold`; the last copy of the chain to fall out of use may go."""
+        current: TierCopy | None = copy
+        while current is not None:
+            current.holds -= 1
+            if current.holds:
+                return
+            self.cached += 1
+            self._enter(current)
+            current = current.parent
+
+    def touch(self, copy: TierCopy) -> None:
+        """The block was used, its facts have changed: its place in the order is found anew.
+
+        O(log n) where a chain is touched from its start.
+        """
+        copy.unsinkable = False
+        if copy.holds:
+            return
+        current: TierCopy | None = copy
+        while current is not None and current.staged:
+            self._withdraw(current)
+            self._enter(current)
+            current = current.parent
+        if current is not None and not current.holds:
+            self._withdraw(current)
+            self._enter(current)
+
+    def victim(self) -> TierCopy | None:
+        """The copy that goes first, a leaf; None where all are in use."""
+        if self._staged:
+            return self.first_staged()
+        index = self._open.first()
+        if index is None:
+            index = self._late.first()
+        return None if index is None else self._at[index]
+
+    def first_staged(self) -> TierCopy | None:
+        """The leaf that goes first, where it is settled already."""
+        return next(iter(self._staged.values()), None)
+
+    def next_to_stage(self) -> TierCopy | None:
+        """The copy that goes next when all that are staged are gone."""
+        index = self._open.first()
+        return None if index is None else self._at[index]
+
+    def stage(self, copy: TierCopy) -> None:
+        """The copy that `next_to_stage` gave is settled."""
+        assert copy.index in self._open, f"copy {copy.index} is not next in any order"
+        self._open.discard(copy.index)
+        copy.staged = True
+        self._staged[copy.index] = copy
+        if copy.parent is not None:
+            copy.parent.staged_children += 1
+            self._enter(copy.parent)
+
+    def mark_sinking(self, copy: TierCopy, sinking: bool) -> None:
+        """While its bytes are copied down, a copy is the last to go."""
+        assert not copy.staged, f"copy {copy.index} is settled"
+        self._withdraw(copy)
+        copy.sinking = sinking
+        self._enter(copy)
+
+    def goes_before(self, copy: TierCopy, facts: BlockFacts) -> bool:
+        """Whether a copy here is worth less than that block, were it in its place."""
+        return self._key(copy.facts, copy.index) < self._key(facts, copy.index)
+
+    def subtree(self, copy: TierCopy) -> list[TierCopy]:
+        """The copy and all below it, children first. O(their number)."""
+        found = [copy]
+        for current in found:
+            child = current.first_child
+            while child is not None:
+                found.append(child)
+                child = child.next_sibling
+        found.reverse()
+        return found
+
+    def _is_in_use(self, block_hash: BlockHash) -> bool:
+        copy = self._copies.get(block_hash)
+        return copy is not None and copy.holds > 0
+
+    def _key(self, facts: BlockFacts, index: int) -> tuple[int, ...]:
+        return eviction_key(self._order, facts.candidate(index))
+
+    def _enter(self, copy: TierCopy) -> None:
+        """Put a copy in line where it may be next; nothing happens where it may not or is in line already."""
+        if copy.holds or copy.staged or copy.staged_children < copy.children:
+            return
+        if not copy.sinking:
+            line = self._open
+        elif not copy.children:
+            line = self._late
+        else:
+            return
+        if copy.index not in line:
+            line.add(copy.facts.candidate(copy.index))
+
+    def _withdraw(self, copy: TierCopy) -> None:
+        """Take a copy out of any line. A parent that was staged above it must follow."""
+        if not copy.staged:
+            self._open.discard(copy.index)
+            self._late.discard(copy.index)
+            return
+        copy.staged = False
+        del self._staged[copy.index]
+        if copy.parent is not None:
+            copy.parent.staged_children -= 1
+
+    def check_integrity(self, held: Sequence[int]) -> None:
+        """AssertionError where the tree contradicts itself or the holders at each index. O(size)."""
+        present = [copy for copy in self._at if copy is not None]
+        check({copy.facts.block_hash: copy for copy in present} == self._copies, "hashes and indices differ")
+        check(sum(not copy.holds for copy in present) == self.cached, f"{self.cached} are counted as cached")
+        for copy in present:
+            self._check_copy(copy, held[copy.index])
+        staged_before: set[int] = set()
+        for copy in self._staged.values():
+            check(_indices(_children(copy)) <= staged_before, f"copy {copy.index} goes before a child")
+            staged_before.add(copy.index)
+        check(len(self._staged) == sum(copy.staged for copy in present), "a staged copy is not in line")
+        in_line = len(self._open) + len(self._late) + len(self._staged)
+        check(in_line == sum(map(self._in_line, present)), "a line has what is not there")
+        self._open.check_integrity()
+        self._late.check_integrity()
+
+    def _check_copy(self, copy: TierCopy, held: int) -> None:
+        children = _children(copy)
+        parent = None if copy.facts.parent is None else self._copies.get(copy.facts.parent)
+        check(copy.parent is parent and (parent is not None or copy.facts.parent is None), f"parent: {copy}")
+        check(parent is None or any(child is copy for child in _children(parent)), f"siblings: {copy}")
+        check(parent is None or copy.facts.depth_blocks == parent.facts.depth_blocks + 1, f"depth: {copy}")
+        check(copy.holds == held + sum(child.holds > 0 for child in children), f"holds: {copy}")
+        check(copy.children == len(children), f"children: {copy}")
+        check(copy.staged_children == sum(child.staged for child in children), f"staged: {copy}")
+        check(not (copy.staged and (copy.holds or copy.sinking)), f"staged: {copy}")
+        is_next = not copy.holds and not copy.staged and copy.staged_children == copy.children
+        check((copy.index in self._open) == (is_next and not copy.sinking), f"order: {copy}")
+        check(
+            (copy.index in self._late) == (is_next and copy.sinking and not copy.children), f"order: {copy}"
+        )
+
+    def _in_line(self, copy: TierCopy) -> bool:
+        return copy.staged or copy.index in self._open or copy.index in self._late
+
+
+def _link(parent: TierCopy, copy: TierCopy) -> None:
+    parent.children += 1
+    copy.next_sibling = parent.first_child
+    if parent.first_child is not None:
+        parent.first_child.previous_sibling = copy
+    parent.first_child = copy
+
+
+def _unlink(parent: TierCopy, copy: TierCopy) -> None:
+    parent.children -= 1
+    if copy.previous_sibling is None:
+        parent.first_child = copy.next_sibling
+    else:
+        copy.previous_sibling.next_sibling = copy.next_sibling
+    if copy.next_sibling is not None:
+        copy.next_sibling.previous_sibling = copy.previous_sibling
+
+
+def _children(copy: TierCopy) -> list[TierCopy]:
+    found = []
+    child = copy.first_child
+    while child is not None:
+        found.append(child)
+        child = child.next_sibling
+    return found
+
+
+def _indices(copies: list[TierCopy]) -> set[int]:
+    return {copy.index for copy in copies}
+
+
+def check(holds: bool, detail: str) -> None:
+    if not holds:
+        raise AssertionError(detail)
