@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 
 from moonpool.arguments import Command, CommandGroup, OneLineParser, add_commands
-from moonpool.commands import bench, chat, serve, status, up
+from moonpool.commands import bench, chat, serve, simulate, status, up
 from moonpool.errors import EXIT_FAILURE, CommandError
 
 COMMANDS: tuple[Command | CommandGroup, ...] = (
@@ -14,6 +14,7 @@ COMMANDS: tuple[Command | CommandGroup, ...] = (
     status.COMMAND,
     chat.COMMAND,
     bench.GROUP,
+    simulate.GROUP,
 )
 
 EXIT_INTERRUPTED = 130

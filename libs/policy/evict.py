@@ -92,6 +92,7 @@ class EvictionCandidate:
 
 
 EvictionKey: TypeAlias = tuple[int, ...]
+"""Ends with the block's id."""
 KeyFunction: TypeAlias = Callable[[EvictionCandidate], EvictionKey]
 
 
@@ -129,7 +130,7 @@ HALF_NEAR_TOKENS = 128
 
 
 def key_function(order: EvictionOrder, scale: EvictionScale = DEFAULT_SCALE) -> KeyFunction:
-    """What sorts candidates by who goes first: no two of different block ids are equal. O(1) each."""
+    """What sorts candidates by who goes first; no two keys of different blocks are equal. O(1) each."""
     match order:
         case EvictionOrder.LRU:
             return _least_recent

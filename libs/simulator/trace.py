@@ -15,7 +15,7 @@ import msgspec
 TRACE_BLOCK_TOKENS = 512
 LINE_BYTES_MAX = 1 << 20
 """Of one request: 64 million tokens' ids fit."""
-REQUESTS_MAX = 1_000_000
+LINES_MAX = 1_000_000
 
 
 class TraceError(Exception):
@@ -48,18 +48,23 @@ def read_trace(path: Path) -> list[TracedRequest]:
     return requests
 
 
+def distinct_blocks(requests: Iterable[TracedRequest]) -> int:
+    """What a cache holds in the end that never gives up a block."""
+    return len({block_id for request in requests for block_id in request.block_ids})
+
+
 def parse_trace(lines: Iterable[bytes], name: str) -> Iterator[TracedRequest]:
     """The requests in `lines`, without blank ones. TraceError, with `name` and the line's number, where one
     is no request, or contradicts an earlier one about what a block follows."""
     decode = msgspec.json.Decoder(_Line).decode
     parents: dict[int, int | None] = {}
     for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        if number > REQUESTS_MAX:
-            raise TraceError(f"{name}:{number}: more than {REQUESTS_MAX} lines")
+        if number > LINES_MAX:
+            raise TraceError(f"{name}:{number}: more than {LINES_MAX} lines")
         if len(line) > LINE_BYTES_MAX:
             raise TraceError(f"{name}:{number}: longer than {LINE_BYTES_MAX} bytes")
+        if not line.strip():
+            continue
         try:
             yield _request(decode(line), parents)
         except (msgspec.DecodeError, ValueError) as error:

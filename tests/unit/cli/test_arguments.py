@@ -24,7 +24,10 @@ def leaves(entries: tuple[Command | CommandGroup, ...], words: tuple[str, ...] =
 
 def test_the_commands_are_these() -> None:
     benches = [("bench", name) for name in ("prefix", "engine", "attention", "transfer", "handover")]
-    assert sorted(leaves(COMMANDS)) == sorted([("up",), ("serve",), ("status",), ("chat",), *benches])
+    simulations = [("simulate", "cache")]
+    assert sorted(leaves(COMMANDS)) == sorted(
+        [("up",), ("serve",), ("status",), ("chat",), *benches, *simulations]
+    )
 
 
 @pytest.mark.parametrize("words", leaves(COMMANDS), ids=" ".join)

@@ -1,0 +1,6 @@
+"""`moonpool simulate NAME`: what policies would do, without a cluster."""
+
+from moonpool.arguments import CommandGroup
+from moonpool.simulations import cache
+
+GROUP = CommandGroup("simulate", "try policies on a trace, without a cluster", (cache.COMMAND,))
