@@ -11,6 +11,7 @@ from functools import partial
 from cluster import subjects
 from cluster.bus import Bus, Received
 from cluster.errors import ProtocolError, RetryableError
+from cluster.instance_view import instance_view
 from cluster.logs import Logger
 from cluster.messages import Decision, Describe, InstanceRecord
 from kvindex.core import InstanceId
@@ -113,21 +114,3 @@ class ClusterState:
         if envelope.sender == self._bus.instance or decision.placement is None:
             return
         self.book(decision.placement, decision.prompt_tokens)
-
-
-def instance_view(record: InstanceRecord, now_s: float) -> InstanceView | None:
-    """None where the instance serves no model: nothing is ever placed there."""
-    if record.model is None:
-        return None
-    return InstanceView(
-        instance=record.instance,
-        incarnation=record.incarnation,
-        roles=record.roles,
-        host=record.host,
-        model=record.model.name,
-        fingerprint=record.model.fingerprint,
-        blocks=record.blocks,
-        block_bytes=record.model.block_bytes,
-        block_tokens=record.model.block_tokens,
-        heard_at_s=now_s,
-    )

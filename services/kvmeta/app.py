@@ -9,12 +9,15 @@ from cluster import subjects
 from cluster.bus import Handler, Subscription
 from cluster.compatibility import fitting
 from cluster.context import ServiceContext
+from cluster.duty import Duty
 from cluster.messages import InstanceRecord
 from cluster.registry import RegistryEvent
 from kvindex.directory import Directory
 from kvmeta.config import KvmetaConfig
+from kvmeta.hot_prefixes import HeatCounter
 from kvmeta.matcher import Matcher
 from kvmeta.metrics import KvmetaMetrics
+from kvmeta.replication import DUTY, Replicator, settings_of
 from kvmeta.synchroniser import Synchroniser
 from policy.core import InstanceState, LoadSnapshot
 
@@ -33,7 +36,18 @@ class KvmetaApp:
             time.monotonic,
             chunk_timeout_s=config.chunk_timeout_s,
         )
-        self._matcher = Matcher(self._directory, metrics, time.monotonic)
+        heat = HeatCounter()
+        self._matcher = Matcher(self._directory, heat, metrics, time.monotonic)
+        self._replicator = Replicator(
+            context.bus,
+            self._directory,
+            heat,
+            Duty(DUTY, context.instance, context.control, context.log, ttl_s=config.lease_ttl_s),
+            settings_of(config),
+            metrics,
+            context.log,
+            time.monotonic,
+        )
         self._subscription: Subscription | None = None
 
     async def start(self) -> InstanceRecord:
@@ -43,7 +57,7 @@ class KvmetaApp:
         """
         await self._synchroniser.start()
         self._context.registry.on_change(self._registry_changed)
-        self._synchroniser.registry_changed(fitting(self._context.registry.instances))
+        self._follow_registry()
         missing = await self._synchroniser.synchronised(self._config.sync_wait_s_max)
         if missing:
             self._context.log.warning("serving without some inventories", peers=sorted(missing))
@@ -53,6 +67,8 @@ class KvmetaApp:
             queue=subjects.KVMETA_QUEUE,
             concurrency_max=self._config.matches_in_flight_max,
         )
+        if self._config.replication:
+            await self._replicator.start()
         return self._context.record()
 
     def load(self) -> LoadSnapshot:
@@ -70,11 +86,13 @@ class KvmetaApp:
         return ()
 
     async def drain(self, deadline_s: float) -> None:
-        """A lookup never waits, so there is nothing to wait for."""
+        """A lookup never waits, so there is nothing to wait for. The duty goes to another kvmeta."""
         await self._stop_answering()
+        await self._replicator.close()
 
     async def close(self) -> None:
         await self._stop_answering()
+        await self._replicator.close()
         await self._synchroniser.close()
 
     async def _stop_answering(self) -> None:
@@ -83,4 +101,9 @@ class KvmetaApp:
             await subscription.unsubscribe()
 
     def _registry_changed(self, _: RegistryEvent) -> None:
-        self._synchroniser.registry_changed(fitting(self._context.registry.instances))
+        self._follow_registry()
+
+    def _follow_registry(self) -> None:
+        instances = fitting(self._context.registry.instances)
+        self._synchroniser.registry_changed(instances)
+        self._replicator.registry_changed(instances)

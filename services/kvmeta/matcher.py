@@ -1,4 +1,4 @@
-"""Answers what prefix of a prompt each instance holds."""
+"""Answers what prefix of a prompt each instance holds, and counts which prefixes are asked for."""
 
 from collections.abc import Callable
 
@@ -7,12 +7,16 @@ from cluster.errors import ProtocolError
 from cluster.messages import MATCH_BLOCKS_MAX, MatchReply, MatchRequest
 from kvhash import HASH_BYTES
 from kvindex.directory import Directory
+from kvmeta.hot_prefixes import HeatCounter
 from kvmeta.metrics import KvmetaMetrics
 
 
 class Matcher:
-    def __init__(self, directory: Directory, metrics: KvmetaMetrics, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, directory: Directory, heat: HeatCounter, metrics: KvmetaMetrics, clock: Callable[[], float]
+    ) -> None:
         self._directory = directory
+        self._heat = heat
         self._metrics = metrics
         self._clock = clock
 
@@ -30,4 +34,6 @@ class Matcher:
         started_s = self._clock()
         matches = self._directory.match(request.block_hashes)
         self._metrics.match_s.observe(self._clock() - started_s)
+        if matches:
+            self._heat.count(request.block_hashes, matches[0].prefix_blocks, started_s)
         return MatchReply(matches)

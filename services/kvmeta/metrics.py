@@ -28,3 +28,26 @@ class KvmetaMetrics:
         self.match_s = Histogram(
             "moonpool_kvmeta_match_seconds", "Lookups", buckets=_MATCH_BUCKETS_S, registry=registry
         )
+        self.replication_duty = Gauge(
+            "moonpool_kvmeta_replication_duty", "1 where this kvmeta copies hot prefixes", registry=registry
+        )
+        self.hot_prefixes = Gauge(
+            "moonpool_kvmeta_hot_prefixes",
+            "Prefixes asked for often enough to be copied, as the holder of the duty sees them",
+            registry=registry,
+        )
+        self.replications = Counter(
+            "moonpool_kvmeta_replications",
+            "Copies of hot prefixes asked for: done, partial (the target holds less than it was to), failed "
+            "(no answer, or the duty was lost)",
+            ["outcome"],
+            registry=registry,
+        )
+        self.replicated_bytes = Counter(
+            "moonpool_kvmeta_replicated_bytes", "Read by the targets of those copies", registry=registry
+        )
+        self.replication_rounds = Counter(
+            "moonpool_kvmeta_replication_rounds",
+            "Times that the holder of the duty looked at what is hot",
+            registry=registry,
+        )

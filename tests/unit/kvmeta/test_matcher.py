@@ -3,11 +3,12 @@ from tests.support.eventually import Clock
 
 from cluster import subjects
 from cluster.errors import RetryableError
-from cluster.messages import MATCH_BLOCKS_MAX, InventoryRequest, MatchReply, MatchRequest
+from cluster.messages import MATCH_BLOCKS_MAX, InventoryRequest, MatchReply, MatchRequest, PrefixHeat
 from cluster.metrics import ServiceMetrics
 from cluster.testing import FakeBroker
-from kvindex.core import InstanceId, InstanceMatch, Tier, TierRun
+from kvindex.core import BlockAction, BlockEvent, InstanceId, InstanceMatch, Tier, TierRun
 from kvindex.directory import Directory
+from kvmeta.hot_prefixes import HeatCounter
 from kvmeta.matcher import Matcher
 from kvmeta.metrics import KvmetaMetrics
 
@@ -18,13 +19,17 @@ P1, D1 = InstanceId("p1"), InstanceId("d1")
 
 
 @pytest.fixture
-async def asker():
+def heat() -> HeatCounter:
+    return HeatCounter()
+
+
+@pytest.fixture
+async def asker(heat: HeatCounter):
     directory = Directory()
-    parents = [None, *BLOCKS]
     for instance, held in ((P1, 4), (D1, 2)):
-        directory.replace(instance, [(BLOCKS[i], parents[i], Tier.DRAM) for i in range(held)])
+        directory.apply(instance, BlockEvent(BlockAction.STORED, b"".join(BLOCKS[:held]), Tier.DRAM))
     broker = FakeBroker()
-    matcher = Matcher(directory, KvmetaMetrics(ServiceMetrics().registry), Clock())
+    matcher = Matcher(directory, heat, KvmetaMetrics(ServiceMetrics().registry), Clock())
     await broker.bus("kvmeta-1").subscribe(subjects.KVMETA_MATCH, matcher.match, queue=subjects.KVMETA_QUEUE)
     return broker.bus("conductor-1")
 
@@ -39,9 +44,17 @@ async def test_prefix_of_each_holder_longest_first(asker):
     )
 
 
-async def test_an_unknown_prompt_matches_nobody(asker):
+async def test_an_unknown_prompt_matches_nobody(asker, heat: HeatCounter):
     reply = await asker.request(subjects.KVMETA_MATCH, MatchRequest(BLOCKS[4] + BLOCKS[0]), timeout_s=5)
     assert reply == MatchReply(())
+    assert len(heat) == 0
+
+
+async def test_counts_where_the_longest_match_ends(asker, heat: HeatCounter):
+    for chain in (BLOCKS, BLOCKS, BLOCKS[:4], BLOCKS[:3]):
+        await asker.request(subjects.KVMETA_MATCH, MatchRequest(b"".join(chain)), timeout_s=5)
+    assert heat.take(100.0, 60.0) == (PrefixHeat(b"".join(BLOCKS[:4]), 3),)
+    assert len(heat) == 2
 
 
 @pytest.mark.parametrize(
