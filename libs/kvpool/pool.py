@@ -89,7 +89,8 @@ class BlockPool:
         self._events = self._stack.events
         self._sinks = Sinks(self._stack, sink_ahead_blocks)
         self._rises = Rises(self._stack)
-        self._uses_seen = 0
+        self._now = 0
+        """Ticks once for each block that comes in, and once for each use, which is a few times a request."""
 
     def match(self, hashes: Sequence[BlockHash]) -> int:
         """How many leading blocks of the chain `hashes` can be computed on. O(log n): behind a block that is
@@ -111,7 +112,7 @@ class BlockPool:
     def acquire(self, hashes: Sequence[BlockHash], use: BlockUse | None = None) -> list[int]:
         """Pin the leading blocks of the chain `hashes` that can be computed on, each once: their ids, in
         order. `use`: what the request is worth that uses them."""
-        self._uses_seen += 1
+        self._now += 1
         block_ids = []
         for block_hash in hashes:
             copy = self._compute.tree.get(block_hash)
@@ -132,6 +133,7 @@ class BlockPool:
             raise NoBlocksError(f"{count} blocks asked for, {self.available()} available")
         while self._compute.free < count:
             self._stack.evict(self._compute)
+        self._now += count
         return self._compute.take(count)
 
     def store(
@@ -150,7 +152,7 @@ class BlockPool:
         if facts is None:
             above = None if parent is None else tree.get(parent)
             depth_blocks = 0 if above is None else above.facts.depth_blocks + 1
-            facts = BlockFacts(block_hash, parent, depth_blocks, self._uses_seen)
+            facts = BlockFacts(block_hash, parent, depth_blocks, self._now)
         facts.uses += 1
         self._put(block_id, facts, use)
         return True
@@ -188,8 +190,9 @@ class BlockPool:
 
     def release(self, block_ids: Iterable[int], use: BlockUse | None = None) -> None:
         """Take one pin back from each: at none left, a stored block stays cached, a fresh one is free."""
-        self._uses_seen += 1
-        for block_id in block_ids:
+        released = tuple(block_ids)
+        self._now += bool(released)
+        for block_id in released:
             copy = self._compute.pinned(block_id).copy
             if copy is not None:
                 self._used(copy.facts, use)
@@ -249,7 +252,7 @@ class BlockPool:
             if prefix is not None:
                 self._compute.unpin(prefix.index)
             return ()
-        self._uses_seen += 1
+        self._now += 1
         return self._rises.begin(sources, self.allocate(len(sources)), prefix)
 
     def risen(self, rise: Rise) -> int | None:
@@ -281,8 +284,8 @@ class BlockPool:
         in any order of chains. Left out are copies without an unbroken chain to a first block, second copies
         of a block or a slot, and slots that are not free. Returns how many were taken in. O(n)."""
         found = list(copies)
-        taken = self._stack.restore(self._lower[tier], found, self._uses_seen + 1)
-        self._uses_seen += len(found)
+        taken = self._stack.restore(self._lower[tier], found, self._now + 1)
+        self._now += len(found)
         return taken
 
     def take_events(self) -> tuple[int, tuple[BlockEvent, ...]]:
@@ -321,7 +324,7 @@ class BlockPool:
         self._stack.came(facts, self._compute.tier)
 
     def _used(self, facts: BlockFacts, use: BlockUse | None) -> None:
-        facts.used_at = self._uses_seen
+        facts.used_at = self._now
         if use is not None:
             facts.use = use
         self._stack.touch(facts)

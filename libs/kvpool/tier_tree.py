@@ -18,8 +18,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from kvhash import BlockHash
-from kvpool.evictable import EvictableBlocks
-from policy.evict import UNKNOWN_USE, BlockUse, EvictionCandidate, EvictionOrder, eviction_key
+from policy.evict import (
+    UNKNOWN_USE,
+    BlockUse,
+    EvictionCandidate,
+    EvictionKey,
+    EvictionOrder,
+    EvictionScale,
+    key_function,
+)
+from policy.evictable import EvictableBlocks
 
 
 @dataclass(slots=True, eq=False)
@@ -64,14 +72,16 @@ class TierTree:
     """The copies at the indices 0 … `size` - 1 of a tier. O(log n) per call where nothing else is said."""
 
     def __init__(self, size: int, order: EvictionOrder) -> None:
-        self._order = order
+        # The owner's clock ticks once for each block that comes in, and little else.
+        scale = EvictionScale(turnover=size)
+        self._key_of = key_function(order, scale)
         self._copies: dict[BlockHash, TierCopy] = {}
         self._at: list[TierCopy | None] = [None] * size
         self.cached = 0
         """Copies that are not in use. All of them can go, one after the other."""
-        self._open = EvictableBlocks(order)
+        self._open = EvictableBlocks(order, scale)
         """Cached, not staged, no child that is not staged, not sinking."""
-        self._late = EvictableBlocks(order)
+        self._late = EvictableBlocks(order, scale)
         """Cached leaves that are sinking."""
         self._staged: OrderedDict[int, TierCopy] = OrderedDict()
 
@@ -230,8 +240,8 @@ class TierTree:
         copy = self._copies.get(block_hash)
         return copy is not None and copy.holds > 0
 
-    def _key(self, facts: BlockFacts, index: int) -> tuple[int, ...]:
-        return eviction_key(self._order, facts.candidate(index))
+    def _key(self, facts: BlockFacts, index: int) -> EvictionKey:
+        return self._key_of(facts.candidate(index))
 
     def _enter(self, copy: TierCopy) -> None:
         """Put a copy in line where it may be next; nothing happens where it may not or is in line already."""

@@ -20,7 +20,6 @@ from policy.evict import (
     eviction_key,
     slo_class,
 )
-from policy.evictable import SLACK_ENTRIES, EvictableBlocks
 
 pytestmark = pytest.mark.unit
 
@@ -145,34 +144,3 @@ class TestRequestAware:
 )
 def test_the_tighter_of_both_targets_makes_the_class(ttft_ms_max, tbt_ms_max, expected):
     assert slo_class(ttft_ms_max, tbt_ms_max) is expected
-
-
-class TestEvictableBlocks:
-    @given(
-        st.lists(st.tuples(st.sampled_from(["add", "discard", "pop"]), candidates_of_any_age), max_size=300)
-    )
-    def test_gives_up_what_evict_would_take_of_all(self, steps):
-        blocks, expected = EvictableBlocks(EvictionOrder.REQUEST_AWARE, SCALE), {}
-        for step, candidate in steps:
-            if step == "add" and candidate.block_id not in expected:
-                blocks.add(candidate)
-                expected[candidate.block_id] = candidate
-            elif step == "discard":
-                blocks.discard(candidate.block_id)
-                expected.pop(candidate.block_id, None)
-            elif step == "pop" and expected:
-                (victim,) = evict(EvictionOrder.REQUEST_AWARE, expected.values(), 1, SCALE)
-                assert blocks.first() == victim == blocks.pop()
-                del expected[victim]
-            assert len(blocks) == len(expected)
-            blocks.check_integrity()
-        assert (blocks.first() is None) == (not expected)
-
-    def test_what_was_taken_out_does_not_pile_up(self):
-        blocks = EvictableBlocks(EvictionOrder.LRU)
-        for used_at in range(10 * SLACK_ENTRIES):
-            blocks.add(EvictionCandidate(1, used_at, 1))
-            blocks.discard(1)
-            blocks.check_integrity()
-        assert len(blocks) == 0
-        assert 1 not in blocks

@@ -4,19 +4,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvpool.evictable import SLACK_ENTRIES, EvictableBlocks
-from policy.evict import EvictionCandidate, EvictionOrder, evict
+from policy.evict import BlockUse, EvictionCandidate, EvictionOrder, EvictionScale, SloClass, evict
+from policy.evictable import SLACK_ENTRIES, EvictableBlocks
 
 pytestmark = pytest.mark.unit
 
-candidates = st.builds(EvictionCandidate, st.integers(0, 20), st.integers(0, 5), st.integers(0, 3))
+SCALE = EvictionScale(turnover=20, cost_doubles_at_blocks=3)
+
+uses = st.builds(BlockUse, st.integers(-3, 3), st.sampled_from(SloClass), st.none() | st.integers(0, 500))
+candidates = st.builds(
+    EvictionCandidate, st.integers(0, 20), st.integers(0, 5), st.integers(0, 3), st.integers(0, 9), uses
+)
 changes = st.lists(st.one_of(candidates, st.integers(0, 20), st.none()), max_size=60)
 
 
 @given(st.sampled_from(EvictionOrder), changes)
 def test_the_victim_is_the_one_of_the_policy(order, operations):
     """A candidate is added, a block id discarded, None takes out a victim."""
-    evictable, model = EvictableBlocks(order), {}
+    evictable, model = EvictableBlocks(order, SCALE), {}
     for operation in operations:
         if isinstance(operation, EvictionCandidate):
             evictable.discard(operation.block_id)
@@ -26,12 +31,13 @@ def test_the_victim_is_the_one_of_the_policy(order, operations):
             evictable.discard(operation)
             model.pop(operation, None)
         elif model:
-            (victim,) = evict(order, model.values(), 1)
-            assert evictable.pop() == victim
+            (victim,) = evict(order, model.values(), 1, SCALE)
+            assert evictable.first() == victim == evictable.pop()
             del model[victim]
         assert len(evictable) == len(model)
         assert all(block_id in evictable for block_id in model)
         evictable.check_integrity()
+    assert (evictable.first() is None) == (not model)
 
 
 def test_blocks_that_come_and_go_do_not_pile_up():
