@@ -10,30 +10,15 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from kvhash import BlockHash
 from kvindex.core import BlockAction, InstanceId, Tier
 from kvindex.directory import Directory
+from kvindex.runs import pack_runs
 from kvpool import BlockPool, NoBlocksError, PoolStats
 from policy.evict import EvictionCandidate, EvictionOrder, evict
+from tests.support.prompt_tree import chain, node_hash, parent_of, path_of
 
 pytestmark = pytest.mark.unit
 
 BLOCKS = 12
 POOL = InstanceId("pool")
-
-
-def node_hash(path: tuple[int, ...]) -> BlockHash:
-    """The hash of a node in the tree of all prompts over the tokens 0, 1, 2."""
-    return BlockHash(bytes(path).ljust(15, b"\xff") + bytes([len(path)]))
-
-
-def path_of(block_hash: BlockHash) -> tuple[int, ...]:
-    return tuple(block_hash[: block_hash[15]])
-
-
-def chain(path: tuple[int, ...]) -> list[BlockHash]:
-    return [node_hash(path[: depth + 1]) for depth in range(len(path))]
-
-
-def parent_of(path: tuple[int, ...]) -> BlockHash | None:
-    return node_hash(path[:-1]) if len(path) > 1 else None
 
 
 @dataclass
@@ -254,7 +239,7 @@ class PoolMachine(RuleBasedStateMachine):
             self.directory.apply(POOL, event)
         replica = Directory()
         as_of, blocks = self.pool.inventory()
-        replica.replace(POOL, blocks)
+        replica.replace(POOL, pack_runs(blocks, 4))
         assert as_of == self.next_number - 1
         assert self.directory.blocks_of(POOL) == replica.blocks_of(POOL) == len(blocks)
         for block_hash, _, _ in blocks:
@@ -267,7 +252,7 @@ class PoolMachine(RuleBasedStateMachine):
     def take_inventory_between_events(self):
         """A follower that starts from an inventory and applies what comes after it misses nothing."""
         as_of, blocks = self.pool.inventory()
-        self.directory.replace(POOL, blocks)
+        self.directory.replace(POOL, pack_runs(blocks, 4))
         first_number, events = self.pool.take_events()
         assert as_of == first_number + len(events) - 1
         self.next_number = first_number + len(events)
