@@ -10,6 +10,7 @@ end of it. Where not even a whole tier pays, it is left out: that is the break-e
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import nsmallest
+from math import inf
 
 from kvindex.core import InstanceId, InstanceMatch, Tier
 from policy.choice import PlacementLimits, nearly_least, silent, spread
@@ -68,8 +69,9 @@ class PrefillCandidate:
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    instance: InstanceView
+    name: InstanceId
     extent: Extent
+    ends: tuple[int, ...]
     cost: CostCoefficients
 
 
@@ -89,6 +91,9 @@ def choose_prefill(
 ) -> PrefillCandidate:
     """The least time to the first token; among equals the fewest requests, then the least to move."""
     backlogs = prefill_backlogs(view, now_s)
+    # The last token is always computed. Instances of one fingerprint have blocks of one size.
+    usable_blocks = (request.prompt_tokens - 1) // prefills[0].block_tokens
+    extents = {name: extent.upto(usable_blocks) for name, extent in extents.items()}
     sources = _sources(view, request, extents, limits, now_s)
     ways = [
         cheapest_way(instance, backlogs[instance.instance], request, extents, sources)
@@ -97,7 +102,7 @@ def choose_prefill(
     equals = nearly_least(ways, lambda way: way.ttft_s, limits, ttft_s_max)
     requests_min = min(way.backlog.requests for way in equals)
     equals = [way for way in equals if way.backlog.requests == requests_min]
-    equals = nearly_least(equals, lambda way: way.fetch_s, limits, ttft_s_max)
+    equals = nearly_least(equals, lambda way: way.fetch_s, limits, inf)
     return min(equals, key=lambda way: spread(request.request_id, way.instance.instance))
 
 
@@ -108,18 +113,13 @@ def cheapest_way(
     extents: Mapping[InstanceId, Extent],
     sources: Sequence[_Source],
 ) -> PrefillCandidate:
-    """Of equally fast ways the one that moves less.
-
-    The last token is always computed, so a prefix covers at most the blocks before it.
-    """
+    """Of equally fast ways the one that moves less."""
     cost = cost_of(instance)
-    block_tokens = instance.block_tokens
-    usable_blocks = (request.prompt_tokens - 1) // block_tokens
-    own = extents.get(instance.instance, NOTHING_CACHED).upto(usable_blocks)
+    own = extents.get(instance.instance, NOTHING_CACHED)
     source, prefix_blocks, fetch_s = None, 0, 0.0
     compute_s = prefill_s(cost, request.prompt_tokens, 0)
-    for way_source, way_blocks, way_fetch_s in _prefixes(instance, cost, own, sources, usable_blocks):
-        prefix_tokens = way_blocks * block_tokens
+    for way_source, way_blocks, way_fetch_s in _prefixes(instance, cost, own, sources):
+        prefix_tokens = way_blocks * instance.block_tokens
         way_compute_s = prefill_s(cost, request.prompt_tokens - prefix_tokens, prefix_tokens)
         if way_fetch_s + way_compute_s < fetch_s + compute_s:
             source, prefix_blocks = way_source, way_blocks
@@ -132,21 +132,19 @@ def _prefixes(
     cost: CostCoefficients,
     own: Extent,
     sources: Sequence[_Source],
-    usable_blocks: int,
 ) -> Iterator[tuple[InstanceId, int, float]]:
     """(source, blocks in all, time to bring them where they are computed on)."""
     block_bytes = instance.block_bytes
     for blocks in own.ends():
         yield instance.instance, blocks, ssd_read_s(cost, own.ssd_blocks(0, blocks) * block_bytes)
     rise_s = ssd_read_s(cost, own.ssd_blocks(0, own.blocks) * block_bytes)
-    others = (source for source in sources if source.instance.instance != instance.instance)
-    for source, _ in zip(others, range(SOURCES_MAX), strict=False):
-        extent = source.extent.upto(usable_blocks)
-        for blocks in extent.ends():
+    others = [source for source in sources if source.name != instance.instance]
+    for source in others[:SOURCES_MAX]:
+        for blocks in source.ends:
             if blocks > own.blocks:
-                read_s = ssd_read_s(source.cost, extent.ssd_blocks(own.blocks, blocks) * block_bytes)
+                read_s = ssd_read_s(source.cost, source.extent.ssd_blocks(own.blocks, blocks) * block_bytes)
                 moved_s = transfer_s(source.cost, (blocks - own.blocks) * block_bytes)
-                yield source.instance.instance, blocks, rise_s + read_s + moved_s
+                yield source.name, blocks, rise_s + read_s + moved_s
 
 
 def _sources(
@@ -159,7 +157,7 @@ def _sources(
     """Whose blocks may be read, longest prefix first; one more than are considered, since nobody reads
     from itself. Requests take equals in different orders, so that none serves all."""
     usable = (
-        _Source(instance, extent, cost_of(instance))
+        _Source(name, extent, extent.ends(), cost_of(instance))
         for name, extent in extents.items()
         if extent.blocks > 0
         and (instance := view.instances.get(name)) is not None
@@ -174,7 +172,7 @@ def _sources(
         key=lambda source: (
             -source.extent.blocks,
             -source.extent.memory_blocks,
-            spread(request.request_id, source.instance.instance),
+            spread(request.request_id, source.name),
         ),
     )
 

@@ -21,6 +21,7 @@ from tests.support.views import (
 )
 
 from kvindex.core import InstanceId, InstanceMatch, Tier, TierRun
+from policy import place_prefill
 from policy.choice import PlacementLimits
 from policy.core import CostCoefficients, InstanceState, Placement, Role
 from policy.cost import prefill_s, ssd_read_s, transfer_s
@@ -150,6 +151,21 @@ class TestRemotePrefix:
         matches = tuple(held(name, 20 + 10 * number) for number, name in enumerate(names[:8]))
         won = chosen(alone(), *(holder(name) for name in names[:8]), matches=matches)
         assert (won.source, won.prefix_blocks) == ("d7", 90)
+
+    def test_work_is_bounded_however_many_hold_a_prefix(self, monkeypatch: pytest.MonkeyPatch):
+        """Of 64 prefills and 64 decodes each holds another length in two tiers."""
+        predictions = 0
+
+        def counted(*arguments: object) -> float:
+            nonlocal predictions
+            predictions += 1
+            return prefill_s(*arguments)
+
+        monkeypatch.setattr(place_prefill, "prefill_s", counted)
+        names = [f"{kind}{number}" for kind in "pd" for number in range(64)]
+        matches = tuple(held(name, 1 + number % 50, 1 + number % 41) for number, name in enumerate(names))
+        chosen(*(alone(name) if name[0] == "p" else holder(name) for name in names), matches=matches)
+        assert 64 < predictions <= 64 * (1 + 2 + 2 * SOURCES_MAX)
 
     def test_equal_sources_share_the_reading(self):
         holders = [f"d{number}" for number in range(8)]
