@@ -218,16 +218,19 @@ class BlockPool:
         """Grows whenever the block is given to a new owner; 0 before the first."""
         return self._compute.generation(block_id)
 
-    def take_sinks(self, blocks_max: int, ahead_blocks: int | None = None) -> tuple[Sink, ...]:
+    def take_sinks(
+        self, blocks_max: int, ahead_blocks: int | None = None, into: Tier | None = None
+    ) -> tuple[Sink, ...]:
         """What to copy one tier down next, at most so many; the slots are reserved until each is reported by
         `sunk` or `sink_failed`, in this order: a child that is reported before its parent is thrown away.
 
         Blocks that go next and have no copy below come first, their ancestors before them, until in each
-        tier `ahead_blocks` (None: `sink_ahead_blocks`) are free or can go without loss.
+        tier `ahead_blocks` (None: `sink_ahead_blocks`) are free or can go without loss. `into`: only what
+        is to be copied to that tier.
         """
         if blocks_max < 1:
             raise ValueError(f"blocks_max: {blocks_max}, at least 1")
-        return self._sinks.take(blocks_max, ahead_blocks)
+        return self._sinks.take(blocks_max, ahead_blocks, into)
 
     def sunk(self, sink: Sink) -> bool:
         """The copy is complete. False: it is thrown away, because the block it was made of was given up

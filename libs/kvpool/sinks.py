@@ -51,12 +51,14 @@ class Sinks:
         # What was found to be copied before the next copy of a tier can be staged, the root last.
         self._paths: dict[Tier, list[TierCopy]] = {}
 
-    def take(self, blocks_max: int, ahead_blocks: int | None) -> tuple[Sink, ...]:
+    def take(self, blocks_max: int, ahead_blocks: int | None, into: Tier | None) -> tuple[Sink, ...]:
         """See `BlockPool.take_sinks`."""
         ahead = self._ahead_blocks if ahead_blocks is None else ahead_blocks
         sinks: list[Sink] = []
         # From below: a tier has room for others once its own are settled.
         for upper, lower in reversed(list(zip(self._stack.tiers, self._stack.lower, strict=False))):
+            if into is not None and lower.tier is not into:
+                continue
             for sink in self._wanted(upper, lower, ahead):
                 sinks.append(sink)
                 if len(sinks) >= blocks_max:

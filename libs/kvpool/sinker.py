@@ -1,0 +1,161 @@
+"""Copies blocks down into one lower tier, ahead of need: batch after batch, written in threads.
+
+A store that fails costs the copies, never a request: the tier is left alone for a while, then tried again.
+What to copy and what becomes of a copy is the pool's to say.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from kvindex.core import Tier
+from kvpool.arena import Arena
+from kvpool.block_store import BlockStore, StoreError
+from kvpool.copy_threads import CopyThreads
+from kvpool.mover_limits import MoverLimits, TierCounters
+from kvpool.pool import BlockPool
+from kvpool.tiers import Sink
+
+
+@dataclass(frozen=True, slots=True)
+class _PieceWritten:
+    """How many leading copies of a piece were written, and what was wrong with the next; None: given up."""
+
+    good: int
+    error: Exception | None = None
+
+
+class Sinker:
+    """All methods are for the event loop's thread; only one of `run` and `sink_batch` at a time."""
+
+    def __init__(
+        self,
+        tier: Tier,
+        pool: BlockPool,
+        arena: Arena,
+        stores: Mapping[Tier, BlockStore],
+        limits: MoverLimits,
+        counters: TierCounters,
+        changed: Callable[[], None],
+        trouble: Callable[[str, Exception], None],
+    ) -> None:
+        self._tier = tier
+        self._pool = pool
+        self._arena = arena
+        self._stores = stores
+        self._limits = limits
+        self._counters = counters
+        self._changed = changed
+        self._trouble = trouble
+        self._threads = CopyThreads(limits.write_threads, f"sink-{tier}")
+        self._batch_blocks = limits.blocks(limits.sink_batch_bytes, arena.block_bytes)
+        self._piece_blocks = limits.blocks(limits.piece_bytes, arena.block_bytes)
+        self._woken = asyncio.Event()
+        self._under_way: asyncio.Task[bool] | None = None
+        self._failures = 0
+        """Batches in a row of which nothing was written."""
+
+    def wake(self) -> None:
+        """There may be something to sink."""
+        self._woken.set()
+
+    async def run(self) -> None:
+        """Sink ahead until cancelled; a batch under way goes on by itself then."""
+        while True:
+            await self._woken.wait()
+            self._woken.clear()
+            while await self.sink_batch():
+                if self._failures:
+                    await asyncio.sleep(self._limits.back_off_s(self._failures))
+
+    async def sink_batch(self, ahead_blocks: int | None = None) -> bool:
+        """Sink what is most pressing, at most a batch. False where there was nothing to sink."""
+        await self.settle()
+        sinks = self._pool.take_sinks(self._batch_blocks, ahead_blocks, self._tier)
+        if sinks:
+            self._under_way = asyncio.ensure_future(self._write_batch(sinks))
+            written = await asyncio.shield(self._under_way)
+            self._failures = 0 if written else self._failures + 1
+            self._counters.backing_off = not written
+            self._changed()
+        return bool(sinks)
+
+    @property
+    def is_failing(self) -> bool:
+        """Nothing of the last batch could be written."""
+        return self._failures > 0
+
+    @property
+    def is_busy(self) -> bool:
+        """Threads are at it."""
+        return self._under_way is not None and not self._under_way.done()
+
+    async def settle(self) -> None:
+        """Returns when no batch is under way."""
+        if self._under_way is not None:
+            await asyncio.wait([self._under_way])
+
+    def close(self) -> None:
+        self._threads.close()
+
+    async def _write_batch(self, sinks: Sequence[Sink]) -> bool:
+        """Write all, then tell the pool of each in their order. Whether any was written."""
+        failed = asyncio.Event()
+        pieces = [sinks[at : at + self._piece_blocks] for at in range(0, len(sinks), self._piece_blocks)]
+        outcomes = await asyncio.gather(*(self._write_piece(piece, failed) for piece in pieces))
+        error = next((outcome.error for outcome in outcomes if outcome.error is not None), None)
+        if error is not None:
+            self._counters.write_failures += 1
+            self._trouble(f"writing to {self._tier}", error)
+        for piece, outcome in zip(pieces, outcomes, strict=True):
+            for sink in piece[: outcome.good]:
+                self._written(sink)
+            for sink in piece[outcome.good :]:
+                self._counters.write_failed_blocks += 1
+                self._pool.sink_failed(sink)
+        return any(outcome.good for outcome in outcomes)
+
+    async def _write_piece(self, piece: Sequence[Sink], failed: asyncio.Event) -> _PieceWritten:
+        work = partial(_write, self._stores, self._arena, piece, failed.is_set)
+        try:
+            outcome = await self._threads.run(work)
+        except Exception as error:
+            # Not the store's fault: the system gives no thread, or the arena is closed.
+            outcome = _PieceWritten(0, error)
+        if outcome.error is not None:
+            failed.set()
+        return outcome
+
+    def _written(self, sink: Sink) -> None:
+        if self._pool.sunk(sink):
+            self._counters.sunk_blocks += 1
+            self._counters.sunk_bytes += self._arena.block_bytes
+        else:
+            self._counters.overtaken_blocks += 1
+
+
+def _write(
+    stores: Mapping[Tier, BlockStore], arena: Arena, sinks: Sequence[Sink], is_given_up: Callable[[], bool]
+) -> _PieceWritten:
+    """In a thread."""
+    for good, sink in enumerate(sinks):
+        if is_given_up():
+            return _PieceWritten(good)
+        try:
+            stores[sink.tier].write(sink.slot, sink.block_hash, sink.parent, _source(stores, arena, sink))
+        except StoreError as error:
+            return _PieceWritten(good, error)
+    return _PieceWritten(len(sinks))
+
+
+def _source(stores: Mapping[Tier, BlockStore], arena: Arena, sink: Sink) -> memoryview:
+    """The bytes to copy, where they lie if that is memory."""
+    store = stores.get(sink.source)
+    if store is None:
+        return arena.block(sink.source_index)
+    view = store.view(sink.source_index)
+    if view is None:
+        view = memoryview(bytearray(arena.block_bytes))
+        store.read(sink.source_index, sink.block_hash, view)
+    return view
