@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.support.loose_stack import LooseStack
 from tests.support.stack import RunningStack, running_stack
 
 
@@ -35,4 +36,6 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
         for value in item.funcargs.values():
             if isinstance(value, RunningStack):
                 report.sections.append((f"logs of stack {value.name}", value.logs()))
+            elif isinstance(value, LooseStack):
+                report.sections.append(("logs of the stack", value.logs()))
     return report

@@ -49,6 +49,10 @@ class Conversation:
     system: tuple[int, ...]
     turns: tuple[Turn, ...]
 
+    def opening(self) -> tuple[int, ...]:
+        """The prompt of its first turn."""
+        return (*self.system, *self.turns[0].token_ids)
+
     def unique_tokens(self) -> int:
         return sum(len(turn.token_ids) + turn.answer_tokens for turn in self.turns)
 
