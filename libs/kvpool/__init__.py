@@ -7,8 +7,11 @@ the arena are the engine's and the transfer's, events are taken and published by
 from kvpool.arena import Arena, ArenaError
 from kvpool.block_store import BlockStore, CorruptBlock, StoreError
 from kvpool.dram_store import DramStore
+from kvpool.mover import TierMover
+from kvpool.mover_limits import MoverCounters, MoverLimits, TierCounters
 from kvpool.pool import BlockPool, NoBlocksError, PoolStats
 from kvpool.ssd_layout import SsdLayoutError
+from kvpool.ssd_speed import ReadSpeed, measure_read
 from kvpool.ssd_store import Opened, Opening, SsdStore
 from kvpool.swap_slots import SwapSlots
 from kvpool.tiers import Copy, Rise, Sink, TierStats
@@ -21,15 +24,21 @@ __all__ = [
     "Copy",
     "CorruptBlock",
     "DramStore",
+    "MoverCounters",
+    "MoverLimits",
     "NoBlocksError",
     "Opened",
     "Opening",
     "PoolStats",
+    "ReadSpeed",
     "Rise",
     "Sink",
     "SsdLayoutError",
     "SsdStore",
     "StoreError",
     "SwapSlots",
+    "TierCounters",
+    "TierMover",
     "TierStats",
+    "measure_read",
 ]

@@ -46,7 +46,7 @@ class BlockFile:
         """Opens it, and makes it where there is none."""
         self.path = path
         with naming(path, "open"):
-            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _FILE_MODE)
+            self._opened: int | None = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _FILE_MODE)
 
     def read(self, offset: int, into: memoryview) -> None:
         """Fill `into`; StoreError where the file ends before."""
@@ -113,10 +113,16 @@ class BlockFile:
             os.posix_fadvise(self._descriptor, offset, size_bytes, os.POSIX_FADV_DONTNEED)
 
     def close(self) -> None:
-        if self._descriptor >= 0:
+        if self._opened is not None:
             with suppress(OSError):
-                os.close(self._descriptor)
-            self._descriptor = -1
+                os.close(self._opened)
+            self._opened = None
+
+    @property
+    def _descriptor(self) -> int:
+        if self._opened is None:
+            raise StoreError(f"{self.path}: is closed")
+        return self._opened
 
 
 class SuperblockFile:

@@ -469,5 +469,9 @@ def test_what_left_the_page_cache_is_read_from_the_disk(tmp_path):
 def test_a_closed_store_does_nothing(tmp_path):
     store = open_store(tmp_path)
     store.close()
-    with pytest.raises(StoreError, match="Bad file descriptor"):
+    with pytest.raises(StoreError, match=r"segment-0000\.data: is closed"):
         write(store, 0, 1)
+    with pytest.raises(StoreError, match=r"segment-0000\.records: is closed"):
+        read(store, 0, 1)
+    with pytest.raises(StoreError, match=r"segment-0000\.records: is closed"):
+        store.recover()
