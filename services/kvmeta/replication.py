@@ -20,12 +20,12 @@ from kvhash import HASH_BYTES
 from kvindex.core import InstanceId
 from kvindex.directory import Directory
 from kvmeta.config import KvmetaConfig
+from kvmeta.copies import Copies
 from kvmeta.hot_prefixes import HeatCounter, HeatWindow
 from kvmeta.metrics import KvmetaMetrics
 from policy.core import LoadSnapshot
 from policy.replicate import (
     Budget,
-    CopyKey,
     HotPrefix,
     Replication,
     ReplicationLimits,
@@ -37,10 +37,6 @@ from policy.view import ClusterView, with_instances, with_load
 DUTY = "replication"
 HOT_PREFIXES_MAX = 32
 """Looked at in one round, the hottest: each is matched in the directory."""
-SETTLE_S = 5.0
-"""A copy that is done counts as one until the target's events tell of it."""
-TRIED_MAX = 4096
-"""Copies remembered as tried; of more the oldest are forgotten."""
 REPLY_SLACK_S = 2.0
 """For the answer, beyond the time that the target has."""
 LOADS_PENDING_MAX = 4096
@@ -99,10 +95,7 @@ class Replicator:
         self._window = HeatWindow(settings.window_s)
         self._cluster = ClusterView()
         self._budget = Budget(0.0, clock())
-        self._in_flight: dict[CopyKey, Replication] = {}
-        self._settling: dict[CopyKey, tuple[Replication, float]] = {}
-        self._tried: dict[CopyKey, float] = {}
-        """When each copy ended, in that order."""
+        self._copies = Copies(settings.pause_s)
         self._tasks: tuple[asyncio.Task[None], ...] = ()
 
     async def start(self) -> None:
@@ -112,7 +105,6 @@ class Replicator:
         await self._bus.subscribe(
             subjects.KVMETA_HEAT, self._on_heat, concurrency_max=1, pending_max=HEATS_PENDING_MAX
         )
-        self._metrics.replication_duty.set_function(lambda: float(self._duty.held))
         self._tasks = (
             asyncio.create_task(self._tell_for_ever()),
             asyncio.create_task(self._duty.run(self._act_for_ever)),
@@ -124,7 +116,6 @@ class Replicator:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        self._metrics.replication_duty.set_function(lambda: 0.0)
 
     def registry_changed(self, records: Mapping[InstanceId, InstanceRecord]) -> None:
         now_s = self._clock()
@@ -156,26 +147,28 @@ class Replicator:
     async def _act_for_ever(self) -> None:
         """The duty's work. What it began ends with it."""
         self._budget = Budget(0.0, self._clock())
+        self._metrics.replication_duty.set(1)
         try:
-            async with asyncio.TaskGroup() as copies:
+            async with asyncio.TaskGroup() as group:
                 while True:
                     for replication in self._next_round():
-                        self._in_flight[replication.key] = replication
-                        copies.create_task(self._copy(replication))
+                        self._copies.begin(replication)
+                        group.create_task(self._copy(replication))
                     await asyncio.sleep(self._settings.interval_s)
         finally:
-            # Also of those that were cancelled before they ran.
-            self._in_flight.clear()
+            # Those that were cancelled before they ran did not end themselves.
+            self._copies.end_all(self._clock())
+            self._metrics.replication_duty.set(0)
 
     def _next_round(self) -> tuple[Replication, ...]:
-        if not self._duty.held:
+        if not self._duty.held or not self._bus.connected:
             return ()
         now_s = self._clock()
         limits = self._settings.limits
         hot = self._window.hot(limits.requests_min, HOT_PREFIXES_MAX, now_s)
         self._metrics.hot_prefixes.set(len(hot))
         self._metrics.replication_rounds.inc()
-        self._forget(now_s)
+        self._copies.forget(now_s)
         view = ReplicationView(
             cluster=self._cluster,
             prefixes=tuple(
@@ -183,9 +176,9 @@ class Replicator:
                 for asked in hot
             ),
             budget=self._budget,
-            in_flight=tuple(self._in_flight.values()),
-            settling=tuple(replication for replication, _ in self._settling.values()),
-            avoided=frozenset(self._tried),
+            in_flight=self._copies.in_flight,
+            settling=self._copies.settling,
+            avoided=self._copies.avoided,
         )
         plan = replicate(view, limits, now_s)
         self._budget = plan.budget
@@ -200,12 +193,7 @@ class Replicator:
         except Exception as error:
             self._log.exception("prefix not copied", error, **_fields(replication))
         finally:
-            now_s = self._clock()
-            self._in_flight.pop(replication.key, None)
-            self._tried.pop(replication.key, None)
-            self._tried[replication.key] = now_s
-            if outcome == "done":
-                self._settling[replication.key] = (replication, now_s)
+            self._copies.end(replication, self._clock(), done=outcome == "done")
             self._metrics.replications.labels(outcome).inc()
 
     async def _told(self, replication: Replication) -> str:
@@ -233,17 +221,6 @@ class Replicator:
             detail=answer.detail,
         )
         return "done" if answer.held_blocks >= wanted_blocks else "partial"
-
-    def _forget(self, now_s: float) -> None:
-        """What was done or tried long enough ago."""
-        for key, (_, done_s) in tuple(self._settling.items()):
-            if now_s - done_s > SETTLE_S:
-                del self._settling[key]
-        while self._tried:
-            key, ended_s = next(iter(self._tried.items()))
-            if now_s - ended_s <= self._settings.pause_s and len(self._tried) <= TRIED_MAX:
-                break
-            del self._tried[key]
 
 
 def _fields(replication: Replication) -> dict[str, object]:
