@@ -180,6 +180,8 @@ class TierMover:
     async def _settle(self, timeout_s: float) -> None:
         """Wait for the threads that are at it."""
         settling = [asyncio.ensure_future(sinker.settle()) for sinker in self._sinkers]
+        if not settling and not self._ascents:
+            return
         _, late = await asyncio.wait([*settling, *self._ascents], timeout=timeout_s)
         for wait in late.intersection(settling):
             wait.cancel()

@@ -9,12 +9,15 @@ from cluster.bus import Handler, Received
 from cluster.messages import Accepted, Cancel, InstanceRecord, PromptPart, RefusalReason, Refused, Resume
 from cluster.service import ServiceContext
 from kvindex.core import InstanceId
-from policy.core import InstanceState, LoadSnapshot, Role
+from policy.core import InstanceState, LoadSnapshot, Role, TierUse
 from protocol.parts import PartBuffer, PartsError, PartsFullError
 from worker.config import WorkerConfig
 from worker.decode_duty import DecodeDuty
 from worker.node import Node
+from worker.pool_metrics import pool_report
 from worker.prefill_duty import PrefillDuty
+from worker.read_pins import ReadPins
+from worker.replicas import Replicas
 
 GATEWAY_GRACE_S = 10.0
 """A gateway whose registration is gone for longer is lost; a lost lease alone is not enough."""
@@ -33,11 +36,14 @@ class WorkerApp:
         adopt = self._decode.adopt if self._decode else None
         self._prefill = PrefillDuty(self._node, self._parts, adopt) if Role.PREFILL in context.roles else None
         self._duties = [duty for duty in (self._prefill, self._decode) if duty is not None]
+        self._read_pins = ReadPins(self._node)
+        self._replicas = Replicas(self._node)
 
     async def start(self) -> InstanceRecord:
         await self._node.start()
         for duty in self._duties:
             self._node.keep_running(duty.run(), type(duty).__name__)
+        self._node.keep_running(self._read_pins.run(), "read pins")
         self._node.keep_running(self._watch_gateways(), "watch gateways")
         self._node.keep_running(self._expire_parts(), "expire parts")
         return self._context.record(
@@ -48,13 +54,13 @@ class WorkerApp:
 
     def handlers(self) -> Mapping[type, Handler]:
         handlers: dict[type, Handler] = {Cancel: self._on_cancel, PromptPart: self._on_part}
-        for duty in self._duties:
-            handlers.update(duty.handlers())
+        for part in (*self._duties, self._read_pins, self._replicas):
+            handlers.update(part.handlers())
         handlers[Resume] = self._on_resume
         return handlers
 
     def routes(self) -> tuple[web.RouteDef, ...]:
-        return ()
+        return (web.get("/pool", self._pool),)
 
     def load(self) -> LoadSnapshot:
         queued = self._prefill.queued() if self._prefill else ()
@@ -76,11 +82,15 @@ class WorkerApp:
             cached_tokens_total=self._node.cached_tokens_total,
             decode_tokens_total=self._node.steps.decode_tokens_total,
             cost=self._node.cost,
+            lower_tiers=tuple(TierUse(tier.tier, tier.blocks, tier.copies) for tier in stats.tiers),
         )
 
     async def drain(self, deadline_s: float) -> None:
-        """Both duties refuse what is new; a prefill that hands over to itself ends first."""
+        """Both duties refuse what is new; a prefill that hands over to itself ends first. Others may read
+        to the end what is lent to them."""
         ends_at_s = self._node.now_s() + deadline_s
+        self._read_pins.refuse_new()
+        self._replicas.refuse_new()
         if self._decode is not None:
             self._decode.refuse_new()
         if self._prefill is not None:
@@ -93,6 +103,18 @@ class WorkerApp:
         for duty in self._duties:
             duty.hand_back("the instance stops")
         await self._node.close()
+
+    async def _pool(self, request: web.Request) -> web.Response:
+        """Tells what lies in which tier. `?check=1`: 500 with the contradiction where the bookkeeping holds
+        one; that looks at every block, and nothing else happens meanwhile."""
+        told = pool_report(self._node.pool, self._node.layout.block_bytes, self._read_pins.pins())
+        if request.query.get("check") != "1":
+            return web.json_response(told)
+        try:
+            self._node.pool.check_integrity()
+        except AssertionError as error:
+            return web.json_response({**told, "check": str(error)}, status=500)
+        return web.json_response({**told, "check": "ok"})
 
     async def _on_cancel(self, received: Received) -> Accepted:
         cancel = received.body

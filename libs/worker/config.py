@@ -44,8 +44,8 @@ class WorkerConfig(ServiceConfig):
     device_bytes: int = field(
         default=0,
         metadata={
-            "help": "of pool_bytes, what lies on the device as well and is computed on, the rest keeps blocks "
-            "for later; only where the engine has a cache of its own, as on a GPU. 0: all",
+            "help": "of pool_bytes, what lies on the device as well and is computed on, the rest keeps "
+            "blocks for later; only where the engine has a cache of its own, as on a GPU. 0: all",
             "min": 0,
         },
     )

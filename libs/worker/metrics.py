@@ -42,6 +42,9 @@ class WorkerMetrics:
             buckets=_STEP_BUCKETS_S,
             registry=registry,
         )
+        self.read_pins = Counter(
+            "moonpool_read_pins", "Blocks that others asked to read", ["outcome"], registry=registry
+        )
         self._blocks = Gauge("moonpool_blocks", "Blocks by state", ["state"], registry=registry)
 
     def show_pool(self, stats: PoolStats) -> None:

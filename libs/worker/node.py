@@ -6,12 +6,12 @@ Owns their start and end, and the tasks that run beside the duties. Knows no req
 import asyncio
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cluster.errors import ConfigError
 from cluster.messages import ModelInfo, Work
 from cluster.service import ServiceContext
-from engine.backend import Backend, choose_ops
+from engine.backend import Backend, choose_ops, computes_on_device
 from engine.engine import Engine
 from engine.errors import ModelFolderError
 from engine.layout import KVLayout
@@ -20,7 +20,8 @@ from engine.model_folder import ModelConfig
 from engine.native.packing import WeightDtype
 from engine.structure_compiler import StructureCompiler
 from kvhash import BLOCK_TOKENS, Namespace, model_fingerprint, namespace
-from kvpool import Arena, BlockPool, SwapSlots
+from kvpool import Arena, SwapSlots
+from kvpool.mover import TierMover
 from kvtransfer import SECRET_BYTES_MIN
 from policy.core import CostCoefficients
 from policy.plan_step import StepLimits
@@ -30,17 +31,18 @@ from worker.handover import Source
 from worker.intake import WorkLimits
 from worker.metrics import WorkerMetrics
 from worker.outbox import Outbox
+from worker.pool_metrics import PoolCollector
 from worker.pool_reporter import PoolReporter
+from worker.pool_tiers import open_tiers, restore, ssd_identity, tier_sizes
 from worker.preemption import Preempted, SwapCosts
 from worker.prefix_fetch import PrefixFetch
 from worker.step_loop import StepLoop
 from worker.transfers import TransferCollector, start_endpoint, transfer_endpoint
 
-if TYPE_CHECKING:
-    from kvpool.mover import TierMover
-
 PROFILE_BLOCKS_MAX = 256
 """Blocks lent to the engine's profile before anyone else uses the pool."""
+SINK_AT_CLOSE_S_MAX = 4.0
+"""What is cached and has no copy on the SSD gets this long to be written there when the instance stops."""
 SETTLE_S_MAX = 1.0
 """What frees, releases and the like that are under way get at close."""
 
@@ -55,12 +57,23 @@ class Node:
         self.context = context
         self.config = config
         self.layout = KVLayout.of(model, block_tokens=BLOCK_TOKENS, dtype_name=config.dtype)
-        blocks = max(1, config.pool_bytes // self.layout.block_bytes)
-        self.arena = Arena.create(blocks, self.layout.block_bytes)
-        self.pool = BlockPool(blocks)
+        own_cache = config.own_cache or computes_on_device(Backend(config.backend), _weight_dtype(config))
+        sizes = tier_sizes(config, self.layout.block_bytes, own_cache)
+        self.arena = Arena.create(sizes.arena_blocks, self.layout.block_bytes)
         self.model = _model_info(folder, model, config, self.layout)
+        identity = ssd_identity(context.cluster_seed, self.model.fingerprint, self.layout)
+        self.pool, self._stores = open_tiers(config, sizes, self.arena, identity, context.log)
         self.metrics = WorkerMetrics(context.metrics.registry)
-        self.engine = EngineThread(lambda: self._build_engine(folder, blocks))
+        self.engine = EngineThread(lambda: self._build_engine(folder, sizes.compute_blocks))
+        self.mover = TierMover(
+            self.pool,
+            self.arena,
+            self._stores,
+            loaded=self.engine.load_blocks,
+            changed=self.pool_changed,
+            trouble=self._mover_trouble,
+        )
+        context.metrics.registry.register(PoolCollector(self.pool, self.mover.counters))
         self.endpoint = transfer_endpoint(context.instance, config)
         context.metrics.registry.register(TransferCollector(self.endpoint.totals))
         self.region = self.endpoint.register(self.arena.buffer)
@@ -82,10 +95,9 @@ class Node:
         self.outbox = Outbox(context.bus, context.log)
         self.reporter = PoolReporter(context.bus, self.pool, context.log)
         self.work_limits = WorkLimits(
-            self.model.fingerprint, model.vocab_size, model.context_tokens_max, blocks
+            self.model.fingerprint, model.vocab_size, model.context_tokens_max, sizes.compute_blocks
         )
         self.cost: CostCoefficients | None = None
-        self.mover: TierMover | None = None
         self.fetch = PrefixFetch(self)
         self.cached_tokens_total = 0
         self._loops: set[asyncio.Task[None]] = set()
@@ -99,11 +111,13 @@ class Node:
         await self.engine.start()
         self.cost = await self._profile()
         self.structures.prepare()
+        await restore(self.pool, self._stores, self.context.log)
         await start_endpoint(self.endpoint, self.context.log)
         await self.reporter.start()
         self.keep_running(self.steps.run(), "steps")
         self.keep_running(self.outbox.run(), "outbox")
         self.keep_running(self.reporter.run(), "pool reporter")
+        self.keep_running(self.mover.run(), "tier mover")
 
     async def close(self) -> None:
         try:
@@ -120,6 +134,7 @@ class Node:
         await self.endpoint.close()
         self.structures.close()
         await self.engine.close()
+        await self.mover.close(SINK_AT_CLOSE_S_MAX)
         self.arena.close()
 
     def space(self, work: Work) -> Namespace:
@@ -153,10 +168,14 @@ class Node:
         self._room_callbacks.append(callback)
 
     def _room_changed(self) -> None:
+        self.mover.wake()
         self.reporter.changed()
         self.context.load_changed()
         for callback in self._room_callbacks:
             callback()
+
+    def _mover_trouble(self, what: str, error: Exception) -> None:
+        self.context.log.warning("tier trouble", what=what, error=error)
 
     def _begin(
         self,
@@ -183,14 +202,13 @@ class Node:
         """On the engine's thread."""
         config = self.config
         kernels_folder = Path(config.kernels_folder).expanduser()
-        weight_dtype = WeightDtype(config.weight_dtype or WeightDtype.FLOAT32)
-        chosen = choose_ops(Backend(config.backend), config.dtype, kernels_folder, weight_dtype)
+        chosen = choose_ops(Backend(config.backend), config.dtype, kernels_folder, _weight_dtype(config))
         self.context.log.info("backend", backend=chosen.backend, detail=chosen.detail)
         model = load_model(folder, chosen.ops, dtype=config.dtype)
         return Engine(
             model,
             self.layout,
-            self.arena.buffer,
+            self.arena.buffer[: blocks * self.layout.block_bytes],
             blocks,
             threads=config.threads,
             swap_slots=self.swap_slots.slots,
@@ -208,6 +226,10 @@ class Node:
             return cost
         finally:
             self.pool.release(block_ids)
+
+
+def _weight_dtype(config: WorkerConfig) -> WeightDtype:
+    return WeightDtype(config.weight_dtype or WeightDtype.FLOAT32)
 
 
 def _model_config(config: WorkerConfig, folder: Path) -> ModelConfig:

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -152,10 +153,19 @@ class Workers:
         return Work(**{**values, **fields})
 
     async def submit(
-        self, request_id: str, prompt: list[int], tokens: int, *, at: tuple[str, str] = ("p", "d"), **fields
+        self,
+        request_id: str,
+        prompt: list[int],
+        tokens: int,
+        *,
+        at: tuple[str, str] = ("p", "d"),
+        source: tuple[str, int] | None = None,
+        **fields,
     ) -> object:
+        """`source`: whose prefix is brought in, and how many blocks of it."""
         work = self.work(request_id, prompt, tokens, **fields)
-        return await self.ear.ask(at[0], Submit(work, InstanceId(at[1])))
+        where, blocks = source or (None, 0)
+        return await self.ear.ask(at[0], Submit(work, InstanceId(at[1]), where, blocks))
 
     async def quiet(self) -> None:
         """Wait until nothing is queued, held or pinned anywhere."""
@@ -192,10 +202,11 @@ async def workers(
     async with AsyncExitStack() as stack:
         apps: dict[str, WorkerApp] = {}
         for name, worker_roles in roles.items():
+            named = replace(config, instance=name)
             context = await stack.enter_async_context(
-                service_context(broker, store, name, worker_roles, config)
+                service_context(broker, store, name, worker_roles, named)
             )
-            app = apps[name] = WorkerApp(context, config)
+            app = apps[name] = WorkerApp(context, named)
             stack.push_async_callback(app.close)
             record = await app.start()
             await context.bus.subscribe(subjects.instance(context.instance), dispatch(app.handlers()))

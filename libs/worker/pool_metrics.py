@@ -1,0 +1,76 @@
+"""What the tiers of a pool hold and what moved between them: as Prometheus metrics, and as one object.
+
+Reads when it is asked; keeps nothing.
+"""
+
+from collections.abc import Iterator
+from dataclasses import asdict
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from kvpool import BlockPool
+from kvpool.mover_limits import MoverCounters
+
+
+class PoolCollector(Collector):
+    """Lower tiers by name; the tier that is computed on has `moonpool_blocks`."""
+
+    def __init__(self, pool: BlockPool, counters: MoverCounters) -> None:
+        self._pool = pool
+        self._counters = counters
+
+    def collect(self) -> Iterator[Metric]:
+        stats = self._pool.stats()
+        blocks = GaugeMetricFamily(
+            "moonpool_tier_blocks", "Slots of the lower tiers by state", labels=["tier", "state"]
+        )
+        moves = CounterMetricFamily(
+            "moonpool_tier_moves",
+            "Copies of blocks that came to a lower tier or left it",
+            labels=["tier", "move"],
+        )
+        lost = CounterMetricFamily(
+            "moonpool_lost_blocks", "Blocks that the pool holds no more", labels=["reason"]
+        )
+        for tier in stats.tiers:
+            for state, count in (("free", tier.free), ("used", tier.copies), ("moving", tier.moving)):
+                blocks.add_metric([tier.tier, state], count)
+            for move, count in (
+                ("sunk", tier.sunk_total),
+                ("discarded", tier.discarded_total),
+                ("risen", tier.risen_total),
+                ("evicted", tier.evicted_total),
+                ("lost", tier.lost_total),
+            ):
+                moves.add_metric([tier.tier, move], count)
+        lost.add_metric(["dropped"], stats.dropped_total)
+        lost.add_metric(["gone"], stats.gone_total)
+        yield from (blocks, moves, lost, *self._moved())
+
+    def _moved(self) -> Iterator[Metric]:
+        moved_bytes = CounterMetricFamily(
+            "moonpool_tier_bytes", "Bytes written to and read from a lower tier", labels=["tier", "direction"]
+        )
+        failures = CounterMetricFamily(
+            "moonpool_tier_failures",
+            "Blocks that could not be written, read or verified",
+            labels=["tier", "what"],
+        )
+        for tier, counted in self._counters.tiers.items():
+            moved_bytes.add_metric([tier, "write"], counted.sunk_bytes)
+            moved_bytes.add_metric([tier, "read"], counted.risen_bytes)
+            failures.add_metric([tier, "write"], counted.write_failed_blocks)
+            failures.add_metric([tier, "read"], counted.unreadable_blocks)
+            failures.add_metric([tier, "corrupt"], counted.corrupt_blocks)
+        late = CounterMetricFamily(
+            "moonpool_late_rises", "Times that blocks were not brought up in time", labels=["reason"]
+        )
+        late.add_metric(["deadline"], self._counters.late_rises)
+        late.add_metric(["stalled"], self._counters.stalled_rises)
+        yield from (moved_bytes, failures, late)
+
+
+def pool_report(pool: BlockPool, block_bytes: int, read_pins: int) -> dict[str, object]:
+    """JSON of the pool's state; `blocks` and the like are of the tier that is computed on."""
+    return {"block_bytes": block_bytes, **asdict(pool.stats()), "read_pins": read_pins}
