@@ -51,3 +51,13 @@ class BlockEvent:
     block_hashes: bytes
     tier: Tier
     parent: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class HeldRun:
+    """Blocks of an inventory in one tier, packed: block i of `block_hashes` has the parent at place i of
+    `parents`, all zero where it is the first block of a prompt. Parents first, over all runs."""
+
+    tier: Tier
+    block_hashes: bytes
+    parents: bytes

@@ -1,76 +1,103 @@
 """Who holds which block, over all instances: what kvmeta serves.
 
-For every block one integer, whose bits are the instances that hold it. Each instance's inventory is
-prefix-closed, so along a prompt bits only disappear: `match` looks for the places where they do, by
-doubling and halving, instead of walking the prompt. Knows neither event numbers nor messages.
+For every block one integer that says which instances hold it and in which tier (`kvindex.holders`); equal
+integers are one object. What is held is prefix-closed by the holder's doing, in every tier by itself:
+`match` relies on it. Events and inventories are taken over whole, mostly without a step per block.
+
+An instance has a place in the integers. A dropped or replaced one leaves its place at once, so no match
+tells it any more; its bits are cleared by `sweep`, step by step, and then the place is given again. A new
+inventory is built up in a place of its own, and shown by `commit`.
+
+Knows neither event numbers nor messages. One thread; bounded by what the instances announce.
 """
 
-from collections.abc import Iterable, Iterator
-from itertools import islice
-from typing import cast
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import repeat
 
-from kvhash import HASH_BYTES, BlockHash, HashInputError, unpack
-from kvindex.core import BlockAction, BlockEvent, InstanceId, InstanceMatch, TierRun
-from kvindex.inventory import HeldBlock, Inventory, InventoryError
+import numpy as np
+
+from kvhash import HASH_BYTES, HashInputError, unpack
+from kvindex.changes import ChangeFinder
+from kvindex.core import BlockAction, BlockEvent, HeldRun, InstanceId, InstanceMatch, Tier
+from kvindex.holders import CODE_OF, PLACE_BITS, PLACE_MASK, Interned, count
+from kvindex.inventory import InventoryError
+from kvindex.matches import MatchBuilder
+from kvindex.runs import NO_PARENT
+
+
+@dataclass(slots=True)
+class _Place:
+    """Two bits of every holders' integer, and how many blocks have them set."""
+
+    number: int
+    blocks: int = 0
+    shift: int = field(init=False)
+    mask: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.shift = PLACE_BITS * self.number
+        self.mask = PLACE_MASK << self.shift
+
+
+@dataclass(slots=True)
+class _Sweep:
+    places: list[_Place]
+    hashes: list[bytes]
+    at: int = 0
+
+
+class Replacement:
+    """A new inventory of one instance, built up run by run; nobody sees it before `Directory.commit`."""
+
+    __slots__ = ("_directory", "instance", "place")
+
+    def __init__(self, directory: "Directory", instance: InstanceId, place: _Place) -> None:
+        self._directory = directory
+        self.instance = instance
+        self.place: _Place | None = place
+        """None once it is committed or abandoned."""
+
+    @property
+    def blocks(self) -> int:
+        return 0 if self.place is None else self.place.blocks
+
+    def add(self, run: HeldRun) -> None:
+        """InventoryError where a block comes twice or lacks its parent, HashInputError for what are no
+        hashes; then nothing of the run was taken."""
+        if self.place is None:
+            raise AssertionError("the inventory is committed or abandoned already")
+        self._directory.add_run(self.place, run)
 
 
 class Directory:
-    """Blocks of many instances. One thread; bounded by what the instances announce."""
-
     def __init__(self) -> None:
-        self._holders: dict[BlockHash, int] = {}
-        self._inventories: dict[InstanceId, Inventory] = {}
-        self._bits: dict[InstanceId, int] = {}
-        self._instances: dict[int, InstanceId] = {}
+        self._holders: dict[bytes, int] = {}
+        self._interned = Interned()
+        self._places: dict[InstanceId, _Place] = {}
+        self._numbers_taken: set[int] = set()
+        self._left: list[_Place] = []
+        """Places that were left and whose bits are still set somewhere."""
+        self._sweep: _Sweep | None = None
+        self._finder = ChangeFinder()
+        self._matches = MatchBuilder()
 
     def apply(self, instance: InstanceId, event: BlockEvent) -> None:
         """Take over one change of an instance's inventory, which may be the first.
 
         InventoryError where it contradicts what is known of the instance: something was missed, ask for
-        its inventory. The blocks of the event before the contradiction stay applied.
+        its inventory. HashInputError where its hashes are none. Then nothing of the event was applied.
         """
         block_hashes = unpack(event.block_hashes)
+        place = self._place(instance)
         match event.action:
             case BlockAction.STORED:
-                if len(event.parent) not in (0, HASH_BYTES):
-                    raise InventoryError(f"parent: {len(event.parent)} bytes, a block hash has {HASH_BYTES}")
-                self._store(instance, block_hashes, event)
+                self._check_parent(place, event.parent)
+                self._store(place, block_hashes, event.tier)
             case BlockAction.MOVED:
-                inventory = self._inventory(instance)
-                for block_hash in block_hashes:
-                    inventory.move(block_hash, event.tier)
+                self._move(place, block_hashes, event.tier)
             case BlockAction.REMOVED:
-                inventory = self._inventory(instance)
-                bit = self._bits[instance]
-                for block_hash in block_hashes:
-                    inventory.remove(block_hash)
-                    self._clear(block_hash, bit)
-
-    def replace(self, instance: InstanceId, blocks: Iterable[HeldBlock]) -> None:
-        """Forget what was known of the instance and take `blocks`, parents first, for it.
-
-        InventoryError where they are not prefix-closed or come twice; then nothing was changed.
-        """
-        inventory = Inventory(blocks)
-        old = self._inventory(instance)
-        bit = self._bits[instance]
-        self._inventories[instance] = inventory
-        for block_hash in old:
-            if block_hash not in inventory:
-                self._clear(block_hash, bit)
-        holders = self._holders
-        for block_hash in inventory:
-            holders[block_hash] = holders.get(block_hash, 0) | bit
-
-    def drop(self, instance: InstanceId) -> None:
-        """Forget the instance; nothing happens where it is unknown."""
-        inventory = self._inventories.pop(instance, None)
-        if inventory is None:
-            return
-        bit = self._bits.pop(instance)
-        del self._instances[bit]
-        for block_hash in inventory:
-            self._clear(block_hash, bit)
+                self._remove(place, block_hashes)
 
     def match(self, packed_hashes: bytes) -> tuple[InstanceMatch, ...]:
         """How long a prefix of the prompt each instance holds, longest first; those with none are left out.
@@ -79,116 +106,210 @@ class Directory:
         the answer means nothing. Looks at O(i · log n) blocks, i being the number of different lengths.
         Raises HashInputError on bytes that are no hashes.
         """
-        hashes = _PackedHashes(packed_hashes)
-        matches: list[InstanceMatch] = []
-        start, bits = 0, self._bits_at(hashes, 0)
-        while bits:
-            # All of `bits` hold the blocks up to and with `start`; `end` is the first that one of them lacks.
-            end = self._first_lacking(hashes, start, bits)
-            left = bits & self._bits_at(hashes, end)
-            matches.extend(self._match_of(bit, hashes, end) for bit in _single_bits(bits & ~left))
-            start, bits = end, left
-        matches.sort(key=lambda match: (-match.prefix_blocks, match.instance))
-        return tuple(matches)
+        if len(packed_hashes) % HASH_BYTES:
+            raise HashInputError(f"block hashes: {len(packed_hashes)} bytes, not a multiple of {HASH_BYTES}")
+        get = self._holders.get
+        changes = self._finder.find(get, packed_hashes, count)
+        return self._matches.matches(changes, get, packed_hashes)
+
+    def replacement(self, instance: InstanceId) -> Replacement:
+        """Begin a new inventory of the instance; it ends with `commit` or `abandon`."""
+        return Replacement(self, instance, self._take_place())
+
+    def commit(self, replacement: Replacement) -> None:
+        """Forget what was known of the instance and show the new inventory instead. O(1)."""
+        place, replacement.place = replacement.place, None
+        if place is None:
+            raise AssertionError("the inventory is committed or abandoned already")
+        instance = replacement.instance
+        if instance in self._places:
+            self._leave(self._places[instance])
+        self._show(instance, place)
+
+    def abandon(self, replacement: Replacement) -> None:
+        """Forget a new inventory that is not to be shown; nothing happens after `commit`. O(1)."""
+        place, replacement.place = replacement.place, None
+        if place is not None:
+            self._leave(place)
+
+    def replace(self, instance: InstanceId, runs: Iterable[HeldRun]) -> None:
+        """Forget what was known of the instance and take `runs` for it, in one go.
+
+        Raises as `Replacement.add` does; then what was known is known still.
+        """
+        replacement = self.replacement(instance)
+        try:
+            for run in runs:
+                replacement.add(run)
+            self.commit(replacement)
+        finally:
+            self.abandon(replacement)
+
+    def drop(self, instance: InstanceId) -> None:
+        """Forget the instance; nothing happens where it is unknown. O(1)."""
+        place = self._places.pop(instance, None)
+        if place is not None:
+            self._matches.hide(place.number)
+            self._leave(place)
+
+    def sweep(self, blocks_max: int) -> bool:
+        """Clear what dropped and replaced instances left behind, looking at `blocks_max` blocks at most.
+
+        False once nothing is left. Each pass begins with a list of all hashes: some 10 ms for a million.
+        """
+        if self._sweep is None:
+            if not self._left:
+                return False
+            places, self._left = self._left, []
+            self._sweep = _Sweep(places, list(self._holders))
+        sweep = self._sweep
+        part = sweep.hashes[sweep.at : sweep.at + blocks_max]
+        sweep.at += len(part)
+        self._clear(part, sum(place.mask for place in sweep.places))
+        if sweep.at == len(sweep.hashes):
+            self._numbers_taken.difference_update(place.number for place in sweep.places)
+            self._sweep = None
+        return self._sweep is not None or bool(self._left)
 
     def instances(self) -> tuple[InstanceId, ...]:
         """Every instance from which something is known, even that it holds nothing."""
-        return tuple(self._inventories)
+        return tuple(self._places)
 
     def blocks(self) -> int:
         """Blocks held, summed over all instances."""
-        return sum(len(inventory) for inventory in self._inventories.values())
+        return sum(place.blocks for place in self._places.values())
 
     def blocks_of(self, instance: InstanceId) -> int:
         """Blocks held by one instance; 0 where it is unknown."""
-        inventory = self._inventories.get(instance)
-        return 0 if inventory is None else len(inventory)
+        place = self._places.get(instance)
+        return 0 if place is None else place.blocks
 
-    def _store(self, instance: InstanceId, block_hashes: list[BlockHash], event: BlockEvent) -> None:
-        inventory = self._inventory(instance)
-        bit = self._bits[instance]
-        holders = self._holders
-        parent = BlockHash(event.parent) if event.parent else None
-        for block_hash in block_hashes:
-            inventory.add(block_hash, parent, event.tier)
-            holders[block_hash] = holders.get(block_hash, 0) | bit
-            parent = block_hash
+    def add_run(self, place: _Place, run: HeldRun) -> None:
+        """For `Replacement.add` alone."""
+        if len(run.parents) != len(run.block_hashes):
+            raise InventoryError(
+                f"parents: {len(run.parents)} bytes beside {len(run.block_hashes)} of block hashes"
+            )
+        block_hashes = unpack(run.block_hashes)
+        # A parent may come in the run itself: hashes are one-way, so blocks cannot stand in a circle.
+        own = set(block_hashes)
+        for parent in set(_parents_elsewhere(run)):
+            if parent not in own and parent != NO_PARENT:
+                self._check_parent(place, parent)
+        self._store(place, block_hashes, run.tier)
 
-    def _inventory(self, instance: InstanceId) -> Inventory:
-        inventory = self._inventories.get(instance)
-        if inventory is None:
-            bit = _lowest_free_bit(self._instances)
-            inventory = self._inventories[instance] = Inventory()
-            self._bits[instance] = bit
-            self._instances[bit] = instance
-        return inventory
+    def _store(self, place: _Place, block_hashes: Sequence[bytes], tier: Tier) -> None:
+        before = self._holders_of(block_hashes)
+        mask, code = place.mask, CODE_OF[tier] << place.shift
+        after = {holders: holders | code for holders in set(before)}
+        if any(holders & mask for holders in after):
+            raise _contradiction("is held already", block_hashes, before, lambda holders: holders & mask)
+        if len(set(block_hashes)) != len(block_hashes):
+            raise InventoryError("a block comes twice")
+        self._set(block_hashes, before, after)
+        place.blocks += len(block_hashes)
 
-    def _clear(self, block_hash: BlockHash, bit: int) -> None:
-        left = self._holders[block_hash] & ~bit
-        if left:
-            self._holders[block_hash] = left
+    def _move(self, place: _Place, block_hashes: Sequence[bytes], tier: Tier) -> None:
+        before = self._held(place, block_hashes)
+        mask, code = place.mask, CODE_OF[tier] << place.shift
+        self._set(block_hashes, before, {holders: holders & ~mask | code for holders in set(before)})
+
+    def _remove(self, place: _Place, block_hashes: Sequence[bytes]) -> None:
+        before = self._held(place, block_hashes)
+        if len(set(block_hashes)) != len(block_hashes):
+            raise InventoryError("a block is removed twice")
+        self._set(block_hashes, before, {holders: holders & ~place.mask for holders in set(before)})
+        place.blocks -= len(block_hashes)
+
+    def _clear(self, block_hashes: Sequence[bytes], mask: int) -> None:
+        before = self._holders_of(block_hashes)
+        after = {holders: holders & ~mask for holders in set(before) if holders & mask}
+        if not after:
+            return
+        marked = [
+            (block_hash, holders)
+            for block_hash, holders in zip(block_hashes, before, strict=True)
+            if holders in after
+        ]
+        self._set([block_hash for block_hash, _ in marked], [holders for _, holders in marked], after)
+
+    def _set(self, block_hashes: Sequence[bytes], before: list[int], after: dict[int, int]) -> None:
+        """Give each block, whose holders were `before`, those that `after` says; without any it goes."""
+        after = {old: self._interned(new) for old, new in after.items()}
+        if len(after) == 1:
+            (new,) = after.values()
+            if new:
+                self._holders.update(dict.fromkeys(block_hashes, new))
         else:
-            del self._holders[block_hash]
+            self._holders.update(zip(block_hashes, map(after.__getitem__, before), strict=True))
+        if not all(after.values()):
+            holders = self._holders
+            for block_hash, old in zip(block_hashes, before, strict=True):
+                if not after[old]:
+                    del holders[block_hash]
+        if self._interned.overfull:
+            self._interned.keep_only(set(self._holders.values()))
 
-    def _bits_at(self, hashes: "_PackedHashes", index: int) -> int:
-        if index >= hashes.blocks:
-            return 0
-        return self._holders.get(hashes[index], 0)
+    def _held(self, place: _Place, block_hashes: Sequence[bytes]) -> list[int]:
+        """The holders of blocks that the place has; InventoryError where it has one not."""
+        before, mask = self._holders_of(block_hashes), place.mask
+        if not all(holders & mask for holders in set(before)):
+            raise _contradiction("is not held", block_hashes, before, lambda holders: not holders & mask)
+        return before
 
-    def _first_lacking(self, hashes: "_PackedHashes", start: int, bits: int) -> int:
-        """The first index after `start` whose block not all of `bits` hold; all hold the one at `start`."""
-        held, step = start, 1
-        while self._bits_at(hashes, held + step) & bits == bits:
-            held += step
-            step *= 2
-        lacking = min(held + step, hashes.blocks)
-        while lacking - held > 1:
-            middle = (held + lacking) // 2
-            if self._bits_at(hashes, middle) & bits == bits:
-                held = middle
-            else:
-                lacking = middle
-        return lacking
+    def _holders_of(self, block_hashes: Sequence[bytes]) -> list[int]:
+        return list(map(self._holders.get, block_hashes, repeat(0)))
 
-    def _match_of(self, bit: int, hashes: "_PackedHashes", prefix_blocks: int) -> InstanceMatch:
-        instance = self._instances[bit]
-        inventory = self._inventories[instance]
-        tier = inventory.only_tier()
-        if tier is not None:
-            return InstanceMatch(instance, prefix_blocks, (TierRun(tier, prefix_blocks),))
-        runs = inventory.tier_runs(hashes.first(prefix_blocks))
-        return InstanceMatch(instance, sum(run.blocks for run in runs), runs)
+    def _check_parent(self, place: _Place, parent: bytes) -> None:
+        if len(parent) not in (0, HASH_BYTES):
+            raise InventoryError(f"parent: {len(parent)} bytes, a block hash has {HASH_BYTES}")
+        if parent and not self._holders.get(parent, 0) & place.mask:
+            raise InventoryError(f"parent {parent.hex()} is not held")
 
+    def _place(self, instance: InstanceId) -> _Place:
+        place = self._places.get(instance)
+        if place is None:
+            place = self._take_place()
+            self._show(instance, place)
+        return place
 
-class _PackedHashes:
-    """A packed list of hashes, of which only those that are asked for are cut out."""
+    def _take_place(self) -> _Place:
+        """The lowest that is free, so that the integers stay short."""
+        number = next(
+            number for number in range(len(self._numbers_taken) + 1) if number not in self._numbers_taken
+        )
+        self._numbers_taken.add(number)
+        return _Place(number)
 
-    __slots__ = ("_packed", "_unpacked", "blocks")
+    def _show(self, instance: InstanceId, place: _Place) -> None:
+        before = self._places.get(instance)
+        if before is not None:
+            self._matches.hide(before.number)
+        self._places[instance] = place
+        self._matches.show(place.number, instance)
 
-    def __init__(self, packed: bytes) -> None:
-        if len(packed) % HASH_BYTES:
-            raise HashInputError(f"block hashes: {len(packed)} bytes, not a multiple of {HASH_BYTES}")
-        self._packed = packed
-        self._unpacked: list[BlockHash] | None = None
-        self.blocks = len(packed) // HASH_BYTES
-
-    def __getitem__(self, index: int) -> BlockHash:
-        return cast(BlockHash, self._packed[index * HASH_BYTES : (index + 1) * HASH_BYTES])
-
-    def first(self, blocks: int) -> Iterator[BlockHash]:
-        if self._unpacked is None:
-            self._unpacked = unpack(self._packed)
-        return islice(self._unpacked, blocks)
-
-
-def _single_bits(bits: int) -> Iterator[int]:
-    while bits:
-        lowest = bits & -bits
-        yield lowest
-        bits ^= lowest
+    def _leave(self, place: _Place) -> None:
+        if place.blocks:
+            self._left.append(place)
+        else:
+            self._numbers_taken.discard(place.number)
 
 
-def _lowest_free_bit(used: Iterable[int]) -> int:
-    """Bits of dropped instances are given again, so that integers stay short."""
-    free = ~sum(used)
-    return free & -free
+def _parents_elsewhere(run: HeldRun) -> list[bytes]:
+    """The parents of those blocks of a run that do not follow the block before them in it."""
+    if not run.parents:
+        return []
+    hashes = np.frombuffer(run.block_hashes, np.uint64).reshape(-1, 2)
+    parents = np.frombuffer(run.parents, np.uint64).reshape(-1, 2)
+    starts = np.flatnonzero((parents[1:] != hashes[:-1]).any(axis=1)) + 1
+    return [run.parents[:HASH_BYTES]] + [
+        run.parents[HASH_BYTES * start : HASH_BYTES * (start + 1)] for start in starts.tolist()
+    ]
+
+
+def _contradiction(
+    what: str, block_hashes: Sequence[bytes], before: Sequence[int], is_wrong: Callable[[int], object]
+) -> InventoryError:
+    """Names the first block whose holders are wrong."""
+    block_hash = next(h for h, holders in zip(block_hashes, before, strict=True) if is_wrong(holders))
+    return InventoryError(f"block {block_hash.hex()} {what}")

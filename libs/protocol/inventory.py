@@ -4,15 +4,43 @@ One `Sync` per instance. Events are applied only in an unbroken row from an inve
 lost, late or repeated leads to a new inventory, never to a directory that stays wrong.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
+from kvhash import HASH_BYTES
 from kvindex.core import BlockEvent
-from kvindex.inventory import HeldBlock
 
-HELD_EVENTS_MAX = 4096
-"""Events kept while an inventory is under way; past it they are dropped, and asked for again."""
+HELD_EVENTS_MAX = 16_384
+HELD_BLOCKS_MAX = 131_072
+"""Events and their blocks that are kept while an inventory is under way; past it the oldest are dropped.
+
+The newest are what is needed: an inventory stands for all that its instance did until it was asked. It
+closes the gap where the events after it are still kept when it has come, that is at any rate below
+HELD_EVENTS_MAX in the time that an inventory takes, however many were dropped before.
+"""
 RETRY_INTERVAL_S = 1.0
 """An inventory that did not come is asked for again after this."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Messages that came ahead of the inventory, in the order in which they came."""
+
+    messages: tuple["EventsCame", ...] = ()
+    events: int = 0
+    blocks: int = 0
+
+    def with_message(self, message: "EventsCame") -> "Held":
+        """With this one, and without the oldest as far as the bounds demand."""
+        if not message.events:
+            return self
+        messages = (*self.messages, message)
+        events, blocks = self.events + len(message.events), self.blocks + _blocks(message)
+        dropped = 0
+        while dropped < len(messages) and (events > HELD_EVENTS_MAX or blocks > HELD_BLOCKS_MAX):
+            events -= len(messages[dropped].events)
+            blocks -= _blocks(messages[dropped])
+            dropped += 1
+        return Held(messages[dropped:], events, blocks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,8 +49,7 @@ class Sync:
 
     incarnation: int
     next_number: int | None = None
-    held: tuple[tuple[int, BlockEvent], ...] = ()
-    """Numbered events that came ahead of the inventory."""
+    held: Held = field(default_factory=Held)
     asked_at_s: float | None = None
 
     @property
@@ -51,9 +78,10 @@ class EventsCame:
 
 @dataclass(frozen=True, slots=True)
 class InventoryCame:
+    """Whole and sound. Its blocks stay with whoever received them: nothing here depends on them."""
+
     incarnation: int
     as_of_number: int
-    blocks: tuple[HeldBlock, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +106,7 @@ class Apply:
 
 @dataclass(frozen=True, slots=True)
 class Replace:
-    """Everything known of the instance is replaced by these blocks, parents first."""
-
-    blocks: tuple[HeldBlock, ...]
+    """Everything known of the instance is replaced by the inventory that came."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,42 +146,40 @@ def step(sync: Sync, event: Event, now_s: float) -> Outcome:
 
 def _events(sync: Sync, event: EventsCame, now_s: float) -> Outcome:
     if sync.asked_at_s is not None or sync.next_number is None:
-        return _hold(sync, event), ()
+        return replace(sync, held=sync.held.with_message(event)), ()
     if event.first_number > sync.next_number:
-        return _ask(_hold(sync, event), now_s)
-    numbered = _from(sync.next_number, event)
-    if not numbered:
+        return _ask(replace(sync, held=sync.held.with_message(event)), now_s)
+    new = event.events[sync.next_number - event.first_number :]
+    if not new:
         return sync, ()
-    applied = Apply(tuple(block_event for _, block_event in numbered))
-    return replace(sync, next_number=numbered[-1][0] + 1), (applied,)
+    return replace(sync, next_number=sync.next_number + len(new)), (Apply(new),)
 
 
 def _inventory(sync: Sync, event: InventoryCame, now_s: float) -> Outcome:
     """The inventory stands for all events up to its number; those held after it must follow unbroken."""
-    known = replace(sync, next_number=event.as_of_number + 1, held=(), asked_at_s=None)
-    effects: tuple[Effect, ...] = (Replace(event.blocks),)
-    following = sorted(
-        ((number, held) for number, held in dict(sync.held).items() if number > event.as_of_number),
-        key=lambda numbered: numbered[0],
-    )
-    for position, (number, block_event) in enumerate(following):
-        if number != event.as_of_number + 1 + position:
-            again, asked = _ask(replace(known, held=tuple(following[position:])), now_s)
-            return again, (*effects, *asked)
-        effects = (*effects, Apply((block_event,)))
-        known = replace(known, next_number=number + 1)
-    return known, effects
+    next_number = event.as_of_number + 1
+    following: list[BlockEvent] = []
+    messages = sorted(sync.held.messages, key=lambda message: message.first_number)
+    left = Held()
+    for place, message in enumerate(messages):
+        if message.first_number > next_number:
+            for beyond in messages[place:]:
+                left = left.with_message(beyond)
+            break
+        new = message.events[next_number - message.first_number :]
+        following += new
+        next_number += len(new)
+    known = replace(sync, next_number=next_number, held=left, asked_at_s=None)
+    effects = (Replace(), Apply(tuple(following))) if following else (Replace(),)
+    if not left.messages:
+        return known, effects
+    again, asked = _ask(known, now_s)
+    return again, (*effects, *asked)
 
 
 def _ask(sync: Sync, now_s: float) -> Outcome:
     return replace(sync, asked_at_s=now_s), (AskInventory(),)
 
 
-def _hold(sync: Sync, event: EventsCame) -> Sync:
-    numbered = tuple((event.first_number + i, block_event) for i, block_event in enumerate(event.events))
-    return replace(sync, held=(sync.held + numbered)[-HELD_EVENTS_MAX:])
-
-
-def _from(next_number: int, event: EventsCame) -> list[tuple[int, BlockEvent]]:
-    numbered = [(event.first_number + i, block_event) for i, block_event in enumerate(event.events)]
-    return [(number, block_event) for number, block_event in numbered if number >= next_number]
+def _blocks(message: EventsCame) -> int:
+    return sum(len(event.block_hashes) for event in message.events) // HASH_BYTES

@@ -1,6 +1,6 @@
-"""One inventory over the bus: the chunks of an answer, put together and checked."""
+"""One inventory over the bus: the chunks of an answer, checked and handed on as they come."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import cast
 
@@ -8,40 +8,48 @@ from cluster import subjects
 from cluster.bus import Bus
 from cluster.errors import ProtocolError
 from cluster.messages import InventoryChunk, InventoryRequest
-from kvhash import HASH_BYTES, BlockHash
-from kvindex.core import InstanceId
-from kvindex.inventory import HeldBlock
+from kvhash import HASH_BYTES
+from kvindex.core import HeldRun, InstanceId
 from protocol.inventory import InventoryCame
 
 CHUNKS_MAX = 4096
-NO_PARENT = bytes(HASH_BYTES)
 
 
 async def fetch_inventory(
-    bus: Bus, instance: InstanceId, incarnation: int, *, chunk_timeout_s: float
+    bus: Bus,
+    instance: InstanceId,
+    incarnation: int,
+    take: Callable[[HeldRun], None],
+    *,
+    chunk_timeout_s: float,
 ) -> InventoryCame:
-    """All that the instance holds.
+    """Give all that the instance holds to `take`, chunk by chunk; it is whole once this has returned.
 
     Raises RetryableError where an answer or a chunk does not come, ProtocolError where they do not fit
-    together.
+    together, and what `take` raises.
     """
     replies = bus.request_many(subjects.kv_inventory(instance), InventoryRequest(), timeout_s=chunk_timeout_s)
-    chunks: list[InventoryChunk] = []
+    first: InventoryChunk | None = None
+    came = 0
     async with aclosing(cast(AsyncGenerator[object, None], replies)):
         async for reply in replies:
-            chunks.append(_next_chunk(reply, chunks))
-            if len(chunks) == chunks[0].chunks:
+            chunk = _checked(reply, first, came)
+            first = first or chunk
+            came += 1
+            take(HeldRun(chunk.tier, chunk.block_hashes, chunk.parents))
+            if came == chunk.chunks:
                 break
-    blocks = tuple(block for chunk in chunks for block in _blocks_of(chunk))
-    return InventoryCame(incarnation, chunks[0].as_of_number, blocks)
+    if first is None:
+        raise ProtocolError("an inventory without chunks")
+    return InventoryCame(incarnation, first.as_of_number)
 
 
-def _next_chunk(reply: object, before: list[InventoryChunk]) -> InventoryChunk:
+def _checked(reply: object, first: InventoryChunk | None, came: int) -> InventoryChunk:
     if not isinstance(reply, InventoryChunk):
         raise ProtocolError(f"{type(reply).__name__} is no inventory chunk")
-    first = before[0] if before else reply
-    if reply.chunk != len(before):
-        raise ProtocolError(f"chunk: {reply.chunk}, expected {len(before)}")
+    first = first or reply
+    if reply.chunk != came:
+        raise ProtocolError(f"chunk: {reply.chunk}, expected {came}")
     if not 1 <= reply.chunks <= CHUNKS_MAX or reply.chunks != first.chunks:
         raise ProtocolError(f"chunks: {reply.chunks}, must be the same in all and at most {CHUNKS_MAX}")
     if reply.as_of_number != first.as_of_number:
@@ -52,12 +60,3 @@ def _next_chunk(reply: object, before: list[InventoryChunk]) -> InventoryChunk:
             f"{HASH_BYTES} a block each"
         )
     return reply
-
-
-def _blocks_of(chunk: InventoryChunk) -> list[HeldBlock]:
-    blocks: list[HeldBlock] = []
-    for start in range(0, len(chunk.block_hashes), HASH_BYTES):
-        block_hash = BlockHash(chunk.block_hashes[start : start + HASH_BYTES])
-        parent = BlockHash(chunk.parents[start : start + HASH_BYTES])
-        blocks.append((block_hash, None if parent == NO_PARENT else parent, chunk.tier))
-    return blocks

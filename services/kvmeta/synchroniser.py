@@ -1,7 +1,9 @@
 """Keeps the directory true to every instance: carries out what `protocol.inventory` decides.
 
 One machine an instance. Events come in order over one subscription; an inventory is asked for in a task
-of its own, so that a slow instance delays nobody else.
+of its own, so that a slow instance delays nobody else. It is built up beside what is known, chunk by chunk,
+and shown when it is whole; what is dropped or replaced is swept up a few blocks at a time: matches are
+answered in between.
 """
 
 import asyncio
@@ -14,7 +16,7 @@ from cluster.logs import Logger
 from cluster.messages import BlockEvents, InstanceRecord
 from kvhash import HashInputError
 from kvindex.core import InstanceId
-from kvindex.directory import Directory
+from kvindex.directory import Directory, Replacement
 from kvindex.inventory import InventoryError
 from kvmeta.fetch import fetch_inventory
 from kvmeta.metrics import KvmetaMetrics
@@ -26,6 +28,7 @@ from protocol.inventory import (
     Effect,
     Event,
     EventsCame,
+    InventoryCame,
     Outcome,
     Replace,
     Sync,
@@ -36,6 +39,11 @@ from protocol.inventory import (
 
 EVENTS_PENDING_MAX = 65_536
 """Event messages waiting to be applied; those beyond are dropped, which shows as a gap."""
+INVENTORIES_IN_FLIGHT_MAX = 8
+"""Asked for at once; others wait. Each block is 43 bytes on the wire, and the bus cuts off whoever falls
+64 MB behind."""
+SWEEP_BLOCKS = 4096
+"""Looked at in one go: a millisecond or two."""
 TICK_INTERVAL_S = 0.5
 """How often machines are told that time passes; their own retry interval is longer."""
 
@@ -62,18 +70,21 @@ class Synchroniser:
         self._syncs: dict[InstanceId, Sync] = {}
         self._fetches: dict[InstanceId, asyncio.Task[None]] = {}
         self._progress = asyncio.Event()
-        self._ticking: asyncio.Task[None] | None = None
+        self._fetch_places = asyncio.Semaphore(INVENTORIES_IN_FLIGHT_MAX)
+        self._left_over = asyncio.Event()
+        self._running: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
         await self._bus.subscribe(
             subjects.KV_EVENTS_ALL, self._on_events, concurrency_max=1, pending_max=EVENTS_PENDING_MAX
         )
-        self._ticking = asyncio.create_task(self._tick_for_ever())
+        self._running = [
+            asyncio.create_task(self._tick_for_ever()),
+            asyncio.create_task(self._sweep_for_ever()),
+        ]
 
     async def close(self) -> None:
-        tasks = [*self._fetches.values()]
-        if self._ticking is not None:
-            tasks.append(self._ticking)
+        tasks = [*self._fetches.values(), *self._running]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -84,7 +95,7 @@ class Synchroniser:
         for name in self._syncs.keys() - holders.keys():
             del self._syncs[name]
             self._cancel_fetch(name)
-            self._directory.drop(name)
+            self._drop(name)
             self._log.info("instance dropped", peer=name)
         for name, record in holders.items():
             known = self._syncs.get(name)
@@ -121,6 +132,15 @@ class Synchroniser:
             await asyncio.sleep(TICK_INTERVAL_S)
             self.tick()
 
+    async def _sweep_for_ever(self) -> None:
+        while True:
+            await self._left_over.wait()
+            self._left_over.clear()
+            more = True
+            while more:
+                more = self._directory.sweep(SWEEP_BLOCKS)
+                await asyncio.sleep(0)
+
     async def _on_events(self, received: Received) -> None:
         body, envelope = received.body, received.envelope
         if not isinstance(body, BlockEvents) or received.subject != subjects.kv_events(envelope.sender):
@@ -130,22 +150,23 @@ class Synchroniser:
             return
         self._step(envelope.sender, EventsCame(envelope.incarnation, body.first_number, body.events))
 
-    def _step(self, instance: InstanceId, event: Event) -> None:
-        self._take(instance, step(self._syncs[instance], event, self._clock()))
+    def _step(self, instance: InstanceId, event: Event, inventory: Replacement | None = None) -> None:
+        self._take(instance, step(self._syncs[instance], event, self._clock()), inventory)
 
-    def _take(self, instance: InstanceId, outcome: Outcome) -> None:
+    def _take(self, instance: InstanceId, outcome: Outcome, inventory: Replacement | None = None) -> None:
+        """`inventory` is what an effect of InventoryCame replaces the instance's blocks by."""
         before = self._syncs.get(instance)
         sync, effects = outcome
         self._syncs[instance] = sync
         try:
             for effect in effects:
-                self._carry_out(instance, effect)
+                self._carry_out(instance, effect, inventory)
         except (InventoryError, HashInputError) as error:
             self._contradicted(instance, error)
         if effects or before is None or before.synchronised != sync.synchronised:
             self._report()
 
-    def _carry_out(self, instance: InstanceId, effect: Effect) -> None:
+    def _carry_out(self, instance: InstanceId, effect: Effect, inventory: Replacement | None) -> None:
         match effect:
             case AskInventory():
                 self._fetch(instance)
@@ -153,10 +174,16 @@ class Synchroniser:
                 for event in events:
                     self._directory.apply(instance, event)
                     self._metrics.events.inc()
-            case Replace(blocks):
-                self._directory.replace(instance, blocks)
+            case Replace():
+                assert inventory is not None, "an inventory came without its blocks"
+                self._directory.commit(inventory)
+                self._left_over.set()
             case Drop():
-                self._directory.drop(instance)
+                self._drop(instance)
+
+    def _drop(self, instance: InstanceId) -> None:
+        self._directory.drop(instance)
+        self._left_over.set()
 
     def _contradicted(self, instance: InstanceId, error: Exception) -> None:
         """Start over with an inventory, but only when time has passed: it may be what is wrong."""
@@ -174,19 +201,29 @@ class Synchroniser:
         task.add_done_callback(lambda done: self._fetched(instance, done))
 
     async def _fetch_and_take(self, instance: InstanceId, incarnation: int) -> None:
-        try:
-            came = await fetch_inventory(
-                self._bus, instance, incarnation, chunk_timeout_s=self._chunk_timeout_s
-            )
-        except (RetryableError, ProtocolError) as error:
-            self._metrics.inventories.labels("failed").inc()
-            self._log.info("inventory did not come", peer=instance, error=error)
-            return
+        async with self._fetch_places:
+            inventory = self._directory.replacement(instance)
+            try:
+                came = await fetch_inventory(
+                    self._bus, instance, incarnation, inventory.add, chunk_timeout_s=self._chunk_timeout_s
+                )
+                self._inventory_came(instance, came, inventory)
+            except (RetryableError, ProtocolError) as error:
+                self._metrics.inventories.labels("failed").inc()
+                self._log.info("inventory did not come", peer=instance, error=error)
+            except (InventoryError, HashInputError) as error:
+                self._metrics.inventories.labels("refused").inc()
+                self._contradicted(instance, error)
+            finally:
+                self._directory.abandon(inventory)
+                self._left_over.set()
+
+    def _inventory_came(self, instance: InstanceId, came: InventoryCame, inventory: Replacement) -> None:
         self._metrics.inventories.labels("came").inc()
-        self._log.info("inventory came", peer=instance, blocks=len(came.blocks))
+        self._log.info("inventory came", peer=instance, blocks=inventory.blocks)
         # Before what follows from it: the machine may at once ask for another one.
         self._fetches.pop(instance, None)
-        self._step(instance, came)
+        self._step(instance, came, inventory)
 
     def _fetched(self, instance: InstanceId, task: "asyncio.Task[None]") -> None:
         if self._fetches.get(instance) is task:

@@ -10,7 +10,7 @@ from cluster.logs import Level, Logger
 from cluster.messages import BlockEvents, InventoryChunk, InventoryRequest
 from cluster.metrics import ServiceMetrics
 from cluster.testing import FakeBroker
-from kvindex.core import BlockAction, BlockEvent, InstanceId, Tier
+from kvindex.core import BlockAction, BlockEvent, HeldRun, InstanceId, Tier
 from kvindex.directory import Directory
 from kvmeta.fetch import fetch_inventory
 from kvmeta.metrics import KvmetaMetrics
@@ -280,17 +280,22 @@ class TestFetch:
 
     async def fetch(self, *replies: object):
         broker = FakeBroker()
+        self.runs: list[HeldRun] = []
 
         async def answer(received):
             return replies
 
         await broker.bus("p1").subscribe(subjects.kv_inventory(P1), answer)
-        return await fetch_inventory(broker.bus("kvmeta-1"), P1, 7, chunk_timeout_s=0.05)
+        bus = broker.bus("kvmeta-1")
+        return await fetch_inventory(bus, P1, 7, self.runs.append, chunk_timeout_s=0.05)
 
-    async def test_chunks_are_put_together(self):
+    async def test_chunks_are_handed_on(self):
         came = await self.fetch(self.CHUNK, self.SECOND)
         assert (came.incarnation, came.as_of_number) == (7, 3)
-        assert came.blocks == ((block(1), None, Tier.DRAM), (block(2), block(1), Tier.SSD))
+        assert self.runs == [
+            HeldRun(Tier.DRAM, block(1), NO_PARENT),
+            HeldRun(Tier.SSD, block(2), block(1)),
+        ]
 
     @pytest.mark.parametrize(
         ("second", "field"),
