@@ -80,12 +80,12 @@ class SizeWatch:
                 self.trouble.append(repr(error))
 
     def _look(self, name: str, url: str) -> None:
-        dram_bytes = 0
-        for tier in pool(url)["tiers"]:
-            if tier["used"] > tier["blocks"]:
+        told = pool(url)
+        for tier in told["tiers"]:
+            if tier["copies"] + tier["moving"] > tier["blocks"]:
                 self.trouble.append(f"{name}: {tier}")
-            if tier["tier"] == Tier.DRAM:
-                dram_bytes += tier["blocks"] * tier["block_bytes"]
+        # On a CPU what is computed on lies in DRAM, and nothing else does.
+        dram_bytes = told["blocks"] * told["block_bytes"]
         ssd_bytes = folder_bytes(self._ssd_folder / name)
         for what, found, limit in (
             ("dram", dram_bytes, self._limits.pool_bytes),
