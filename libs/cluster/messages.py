@@ -23,6 +23,7 @@ from policy.core import (
     ScheduleRequest,
     TokenLogprobs,
 )
+from policy.evict import SloClass
 
 TOKEN_ID_BYTES = 4
 """Of a token id in a packed array."""
@@ -205,6 +206,8 @@ class Work:
     tenant_salt: str = ""
     adapter: str = ""
     priority: int = 0
+    slo: SloClass = SloClass.NONE
+    """How tight its targets are: what its blocks are worth to the pool."""
 
 
 @dataclass(frozen=True, slots=True)

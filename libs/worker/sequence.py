@@ -11,6 +11,7 @@ from engine.structured import FORCED_TOKENS_MAX, Matcher
 from kvhash import BLOCK_TOKENS, BlockHash, Namespace, block_hashes, extend, unpack
 from kvpool import BlockPool
 from policy.core import FinishReason, RequestId, TokenLogprobs
+from policy.evict import BlockUse
 from worker.kept_logprobs import pack_logprobs, unpack_logprobs
 from worker.owner import Owner
 
@@ -93,6 +94,12 @@ class Sequence:
         return min(self.cached_tokens, self.work.prompt_tokens)
 
     @property
+    def use(self) -> BlockUse:
+        """What its blocks are worth to the pool, by the request as it is now."""
+        left = 0 if self.ending else self.work.sampling.output_tokens_max - self.output_tokens
+        return BlockUse(self.work.priority, self.work.slo, max(0, left))
+
+    @property
     def new_tokens(self) -> int:
         """Tokens without KV: 1 while decoding, more where tokens were forced."""
         return len(self.token_ids) - self.context_tokens
@@ -114,7 +121,7 @@ class Sequence:
         """Pin the cached prefix and allocate the rest, plus `spare_blocks`. Raises NoBlocksError, with
         nothing held."""
         assert not self.block_ids
-        cached = pool.acquire(self.reusable_hashes)
+        cached = pool.acquire(self.reusable_hashes, self.use)
         try:
             fresh = pool.allocate(self.blocks_needed() - len(cached) + spare_blocks)
         except Exception:
@@ -128,7 +135,7 @@ class Sequence:
 
     def give_back(self, pool: BlockPool) -> None:
         """Unpin every block; the stored ones stay cached, unless what they hold is broken. Twice is once."""
-        pool.release(self.block_ids)
+        pool.release(self.block_ids, self.use)
         self._release_copied(pool)
         if self.broken:
             pool.forget(self.block_ids)
@@ -209,16 +216,21 @@ class Sequence:
         """Offer blocks that became full to the pool, parents first. Where another sequence was first with
         one, that one is used from now on."""
         full_blocks = self.context_tokens // BLOCK_TOKENS
+        if full_blocks <= self.stored_blocks:
+            return
+        use = self.use
         for index in range(self.stored_blocks, full_blocks):
             parent = self.hashes[index - 1] if index else None
             if index == len(self.hashes):
                 block_token_ids = self.token_ids[index * BLOCK_TOKENS : (index + 1) * BLOCK_TOKENS]
                 self.hashes.append(BlockHash(extend(parent, self.space, block_token_ids)))
             if self.streams_layers:
-                pool.store(self.block_ids[index], self.hashes[index], parent)
+                pool.store(self.block_ids[index], self.hashes[index], parent, use)
             else:
-                self.block_ids[index] = pool.store_or_share(self.block_ids[index], self.hashes[index], parent)
-        self.stored_blocks = max(self.stored_blocks, full_blocks)
+                self.block_ids[index] = pool.store_or_share(
+                    self.block_ids[index], self.hashes[index], parent, use
+                )
+        self.stored_blocks = full_blocks
 
     def append(self, token_id: int, logprobs: TokenLogprobs | None = None) -> FinishReason | None:
         """Take a sampled or forced token; the reason where it ends the answer. Raises StructureError where

@@ -1,6 +1,7 @@
 """Sequences over a pool and a memory of plain tokens: each reads back its own, whoever shares a block."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -13,6 +14,7 @@ from kvhash import BLOCK_TOKENS, namespace
 from kvindex.core import InstanceId
 from kvpool import BlockPool, NoBlocksError
 from policy.core import RequestId, SamplingParams
+from policy.evict import EvictionOrder, SloClass
 from worker.sequence import Sequence
 
 pytestmark = pytest.mark.unit
@@ -167,6 +169,39 @@ def test_forced_tokens_get_all_their_blocks() -> None:
     assert sequence.new_tokens == 34
     desk.decode(sequence, 0)
     assert desk.memory.read(sequence) == sequence.token_ids[:-1]
+
+
+@pytest.mark.parametrize(
+    ("lesser", "greater"),
+    [
+        ({"priority": 0}, {"priority": 1}),
+        ({"slo": SloClass.RELAXED}, {"slo": SloClass.TIGHT}),
+        ({"sampling": SamplingParams(1000)}, {"sampling": SamplingParams(10)}),
+    ],
+)
+def test_blocks_of_the_request_that_is_worth_more_outlive_those_of_a_later_one(
+    lesser: dict[str, Any], greater: dict[str, Any]
+) -> None:
+    pool = BlockPool(100, eviction=EvictionOrder.REQUEST_AWARE)
+    sequences = [sequence_of(list(range(start, start + 20))) for start in (0, 100)]
+    for sequence, fields in zip(sequences, (greater, lesser), strict=True):
+        sequence.work = replace(sequence.work, **fields)
+        sequence.take_blocks(pool)
+        sequence.written(pool, 20)
+        sequence.store_full_blocks(pool)
+        sequence.give_back(pool)
+    pool.release(pool.allocate(99))
+    assert [pool.match(sequence.hashes) for sequence in sequences] == [1, 0]
+
+
+def test_a_request_that_ended_has_nothing_left_to_put_out() -> None:
+    sequence = sequence_of([1, 2, 3])
+    assert sequence.use.remaining_tokens == 1000
+    sequence.append(4)
+    assert sequence.use.remaining_tokens == 999
+    sequence.work = replace(sequence.work, sampling=SamplingParams(1000, stop_token_ids=(5,)))
+    sequence.append(5)
+    assert sequence.use.remaining_tokens == 0
 
 
 class SequenceMachine(RuleBasedStateMachine):
