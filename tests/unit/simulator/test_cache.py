@@ -7,6 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.traces import trace_of
 
+from kvhash import BlockHash
+from kvpool import BlockPool
 from policy.evict import BlockUse, EvictionCandidate, EvictionOrder, EvictionScale, evict
 from simulator.cache import CacheKind, simulate_cache
 from simulator.trace import TRACE_BLOCK_TOKENS, TracedRequest, distinct_blocks
@@ -118,3 +120,22 @@ def test_what_is_saved_is_the_time_of_the_cached_prefix():
     one, two = work(TRACE_BLOCK_TOKENS), work(2 * TRACE_BLOCK_TOKENS)
     assert longer.saved_rate == pytest.approx(one / (one + two))
     assert longer.hit_rate == pytest.approx(1 / 3)
+
+
+def hits_of_the_pool(requests: Sequence[TracedRequest], order: EvictionOrder, capacity: int) -> int:
+    pool, hits = BlockPool(capacity, eviction=order), 0
+    for request in requests:
+        hashes = [BlockHash(block_id.to_bytes(16, "big")) for block_id in request.block_ids[:capacity]]
+        held = pool.acquire(hashes)
+        fresh = pool.allocate(len(hashes) - len(held))
+        for depth, block_id in enumerate(fresh, start=len(held)):
+            assert pool.store(block_id, hashes[depth], hashes[depth - 1] if depth else None)
+        pool.release(held + fresh)
+        hits += len(held)
+    return hits
+
+
+@given(traces, st.sampled_from([EvictionOrder.LRU, EvictionOrder.LFU]), capacities)
+def test_closed_cache_hits_what_the_pool_hits(requests, order, capacity):
+    hits = simulate_cache(requests, CacheKind.CLOSED, order, capacity)
+    assert hits.hit_blocks == hits_of_the_pool(requests, order, capacity)
