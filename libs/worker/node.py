@@ -5,6 +5,7 @@ Owns their start and end, and the tasks that run beside the duties. Knows no req
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -111,7 +112,10 @@ class Node:
         await self.engine.start()
         self.cost = await self._profile()
         self.structures.prepare()
-        await restore(self.pool, self._stores, self.context.log)
+        speed = await restore(self.pool, self._stores, self.context.log)
+        if speed is not None:
+            ssd = {"ssd_fixed_s": speed.fixed_s, "ssd_bytes_per_s": speed.bytes_per_s}
+            self.cost = replace(self.cost, **ssd)
         await start_endpoint(self.endpoint, self.context.log)
         await self.reporter.start()
         self.keep_running(self.steps.run(), "steps")

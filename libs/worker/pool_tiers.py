@@ -28,6 +28,7 @@ from kvpool import (
     SsdStore,
     StoreError,
 )
+from kvpool.ssd_speed import ReadSpeed, measure_read
 from worker.config import WorkerConfig
 
 
@@ -95,16 +96,21 @@ def open_tiers(
     return pool, stores
 
 
-async def restore(pool: BlockPool, stores: Mapping[Tier, BlockStore], log: Logger) -> None:
-    """Take in what the stores kept from an earlier life of this instance. What cannot be read is lost."""
+async def restore(pool: BlockPool, stores: Mapping[Tier, BlockStore], log: Logger) -> ReadSpeed | None:
+    """Take in what the stores kept from an earlier life of this instance; what cannot be read is lost. To be
+    called once, before anything moves. Returns how fast the SSD is read, where there is one."""
+    speed = None
     for tier, store in stores.items():
         try:
             copies = await asyncio.to_thread(store.recover)
+            if isinstance(store, SsdStore):
+                speed = await asyncio.to_thread(measure_read, store, copies)
         except StoreError as error:
             log.warning("nothing found again", tier=tier, error=error)
             continue
         if copies:
             log.info("blocks found again", tier=tier, found=len(copies), taken=pool.restore(tier, copies))
+    return speed
 
 
 def _open_ssd(config: WorkerConfig, block_bytes: int, identity: bytes, log: Logger) -> SsdStore | None:
