@@ -49,8 +49,8 @@ class Duty:
     async def run(self, work: Callable[[], Awaitable[None]]) -> None:
         """Stand for the duty until cancelled, then give it back.
 
-        `work()` runs whenever it is held, and is cancelled as soon as that is not sure any more. Where it
-        ends by itself the duty is given back for others to take.
+        `work()` runs whenever it is held, and is cancelled as soon as that is not sure any more: it must end
+        at once then. Where it ends by itself the duty is given back for others to take.
         """
         try:
             while True:

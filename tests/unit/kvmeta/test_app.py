@@ -6,14 +6,16 @@ from tests.support.contexts import deregister, register, service_context
 from tests.support.eventually import eventually
 from tests.support.records import worker
 
-from cluster import subjects
+from cluster import keys, subjects
 from cluster.errors import NoResponderError
-from cluster.messages import InventoryChunk, MatchReply, MatchRequest
+from cluster.messages import InventoryChunk, MatchReply, MatchRequest, PrefixHeats
 from cluster.testing import FakeBroker, FakeStore
 from kvindex.core import InstanceId, InstanceMatch, Tier, TierRun
 from kvmeta.app import KvmetaApp
 from kvmeta.config import KvmetaConfig
+from kvmeta.replication import DUTY, ReplicationSettings, settings_of
 from policy.core import Role
+from policy.replicate import ReplicationLimits
 
 pytestmark = pytest.mark.unit
 
@@ -41,9 +43,9 @@ class Stage:
         register(self.store, worker(name, Role.PREFILL))
 
     @asynccontextmanager
-    async def kvmeta(self, **settings):
+    async def kvmeta(self, name: str = "kvmeta-1", **settings):
         config = KvmetaConfig(**settings)
-        async with service_context(self.broker, self.store, "kvmeta-1", Role.KVMETA, config) as context:
+        async with service_context(self.broker, self.store, name, Role.KVMETA, config) as context:
             app = KvmetaApp(context, config)
             try:
                 yield app
@@ -102,3 +104,63 @@ async def test_answers_nothing_once_drained(stage: Stage):
         await app.drain(1.0)
         with pytest.raises(NoResponderError):
             await stage.match()
+
+
+async def test_stands_for_the_duty_of_replication_until_it_drains(stage: Stage):
+    async with stage.kvmeta() as app:
+        await app.start()
+        await eventually(lambda: keys.duty(DUTY) in stage.store.entries)
+        assert stage.store.entries[keys.duty(DUTY)].startswith(b"kvmeta-1/")
+        await app.drain(1.0)
+        assert keys.duty(DUTY) not in stage.store.entries
+
+
+async def test_without_replication_it_tells_no_heat_and_takes_no_duty(stage: Stage):
+    """Beside one that does: that one has the duty, and only what was asked of it is told."""
+    heats: list[PrefixHeats] = []
+
+    async def hear(received):
+        heats.append(received.body)
+
+    await stage.conductor.subscribe(subjects.KVMETA_HEAT, hear)
+    await stage.holder("p1")
+    settings = {"heat_interval_s": 0.01}
+    async with (
+        stage.kvmeta("kvmeta-1", replication=False, **settings) as quiet,
+        stage.kvmeta("kvmeta-2", **settings) as telling,
+    ):
+        await quiet.start()
+        await telling.start()
+        for _ in range(6):
+            await stage.match()
+        await eventually(lambda: sum(heat.requests for told in heats for heat in told.prefixes) >= 2)
+        assert stage.store.entries[keys.duty(DUTY)].startswith(b"kvmeta-2/")
+        # The other half of the six was asked of the quiet one.
+        assert sum(heat.requests for told in heats for heat in told.prefixes) <= 3
+        assert {heat.block_hashes for told in heats for heat in told.prefixes} == {BLOCK}
+
+
+def test_every_setting_of_replication_arrives():
+    config = KvmetaConfig(
+        heat_interval_s=1.5,
+        replication_requests_min=11,
+        replication_window_s=12.0,
+        replication_copies_max=13,
+        replication_in_flight_max=14,
+        replication_bytes_per_s=15.0,
+        replication_burst_bytes=16.0,
+        replication_cached_share=0.17,
+        replication_deadline_s=18.0,
+        replication_pause_s=19.0,
+        silence_s_max=20.0,
+    )
+    limits = ReplicationLimits(
+        requests_min=11,
+        copies_max=13,
+        in_flight_max=14,
+        bytes_per_s=15.0,
+        burst_bytes=16.0,
+        cached_share=0.17,
+        silence_s_max=20.0,
+    )
+    assert settings_of(config) == ReplicationSettings(limits, 1.5, 12.0, 18.0, 19.0)
