@@ -23,9 +23,10 @@ class Received:
     trace: TraceContext | None
 
 
-Reply = object | tuple[object, ...] | None
+Reply = object | tuple[object, ...] | AsyncIterator[object] | None
 Handler = Callable[[Received], Awaitable[Reply]]
-"""What it returns is sent to the asker: a message, several in order, or nothing.
+"""What it returns is sent to the asker: a message, several in order, or nothing. Those of an iterator are
+sent one by one, as they are made; it is closed in the end.
 
 A handler that raises is logged and counted, and the asker gets HandlerFailed."""
 

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass
 
 from cluster import subjects, wire
@@ -103,8 +103,11 @@ class HandlerRunner:
         if raw.respond is None:
             return
         try:
-            for seq, reply in enumerate(replies, 1):
-                await self._respond(raw.respond, reply, seq)
+            if isinstance(replies, tuple):
+                for seq, reply in enumerate(replies, 1):
+                    await self._respond(raw.respond, reply, seq)
+            else:
+                await self._respond_one_by_one(raw.respond, replies)
         except RetryableError as error:
             self._log.warning("reply not sent", subject=raw.subject, error=error)
         except Exception as error:
@@ -112,11 +115,22 @@ class HandlerRunner:
             with contextlib.suppress(MoonpoolError):
                 await self._respond(raw.respond, HandlerFailed(f"the reply could not be sent: {error}"), 1)
 
+    async def _respond_one_by_one(self, respond: Respond, replies: AsyncGenerator[object, None]) -> None:
+        seq = 0
+        async with contextlib.aclosing(replies):
+            async for reply in replies:
+                seq += 1
+                await self._respond(respond, reply, seq)
+                # Neither to make nor to send one need take a wait, and others are to have their turn.
+                await asyncio.sleep(0)
+
     async def _respond(self, respond: Respond, reply: object, seq: int) -> None:
         await respond(self._stamp.encode_reply(reply, seq))
         self._metrics.bus_sent.labels("reply").inc()
 
-    async def _replies(self, raw: RawMessage, family: str) -> tuple[object, ...]:
+    async def _replies(
+        self, raw: RawMessage, family: str
+    ) -> tuple[object, ...] | AsyncGenerator[object, None]:
         try:
             envelope, body = wire.decode(raw.data)
         except ProtocolError as error:
@@ -128,11 +142,29 @@ class HandlerRunner:
         try:
             reply = await self._handler(Received(raw.subject, envelope, body, trace))
         except Exception as error:
-            self._failed(raw.subject, family, envelope.kind, error)
-            return (HandlerFailed(f"{type(error).__name__}: {error}"),)
+            return (self._failed(raw.subject, family, envelope.kind, error),)
+        if isinstance(reply, AsyncIterator):
+            return self._made(reply, raw.subject, family, envelope.kind)
         return _as_tuple(reply)
 
-    def _failed(self, subject: str, family: str, kind: str, error: Exception) -> None:
+    async def _made(
+        self, replies: AsyncIterator[object], subject: str, family: str, kind: str
+    ) -> AsyncGenerator[object, None]:
+        """The replies, and at the end that the handler has failed, if making one did."""
+        try:
+            async for reply in replies:
+                yield reply
+        except Exception as error:
+            yield self._failed(subject, family, kind, error)
+        finally:
+            if isinstance(replies, AsyncGenerator):
+                await replies.aclose()
+
+    def _failed(self, subject: str, family: str, kind: str, error: Exception) -> HandlerFailed:
+        self._log_failure(subject, family, kind, error)
+        return HandlerFailed(f"{type(error).__name__}: {error}")
+
+    def _log_failure(self, subject: str, family: str, kind: str, error: Exception) -> None:
         if isinstance(error, ProtocolError):
             self._metrics.bus_dropped.labels(family, "refused").inc()
             self._log.warning("message dropped", subject=subject, kind=kind, reason="refused", error=error)

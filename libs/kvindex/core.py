@@ -56,7 +56,7 @@ class BlockEvent:
 @dataclass(frozen=True, slots=True)
 class HeldRun:
     """Blocks of an inventory in one tier, packed: block i of `block_hashes` has the parent at place i of
-    `parents`, all zero where it is the first block of a prompt. Parents first, over all runs."""
+    `parents`, all zero where it is the first block of a prompt."""
 
     tier: Tier
     block_hashes: bytes

@@ -50,24 +50,26 @@ class _Sweep:
 class Replacement:
     """A new inventory of one instance, built up run by run; nobody sees it before `Directory.commit`."""
 
-    __slots__ = ("_directory", "instance", "place")
+    __slots__ = ("_directory", "instance", "parents_missing", "place")
 
     def __init__(self, directory: "Directory", instance: InstanceId, place: _Place) -> None:
         self._directory = directory
         self.instance = instance
         self.place: _Place | None = place
         """None once it is committed or abandoned."""
+        self.parents_missing: set[bytes] = set()
+        """Parents that had not come when their children did."""
 
     @property
     def blocks(self) -> int:
         return 0 if self.place is None else self.place.blocks
 
     def add(self, run: HeldRun) -> None:
-        """InventoryError where a block comes twice or lacks its parent, HashInputError for what are no
-        hashes; then nothing of the run was taken."""
+        """InventoryError where a block comes twice, HashInputError for what are no hashes; then nothing of
+        the run was taken. Parents may come later than their children."""
         if self.place is None:
             raise AssertionError("the inventory is committed or abandoned already")
-        self._directory.add_run(self.place, run)
+        self.parents_missing |= self._directory.add_run(self.place, run)
 
 
 class Directory:
@@ -117,10 +119,16 @@ class Directory:
         return Replacement(self, instance, self._take_place())
 
     def commit(self, replacement: Replacement) -> None:
-        """Forget what was known of the instance and show the new inventory instead. O(1)."""
-        place, replacement.place = replacement.place, None
+        """Forget what was known of the instance and show the new inventory instead. O(1), mostly.
+
+        InventoryError where a block's parent is not in the inventory; then what was known is known still.
+        """
+        place = replacement.place
         if place is None:
             raise AssertionError("the inventory is committed or abandoned already")
+        for parent in replacement.parents_missing:
+            self._check_parent(place, parent)
+        replacement.place = None
         instance = replacement.instance
         if instance in self._places:
             self._leave(self._places[instance])
@@ -135,7 +143,7 @@ class Directory:
     def replace(self, instance: InstanceId, runs: Iterable[HeldRun]) -> None:
         """Forget what was known of the instance and take `runs` for it, in one go.
 
-        Raises as `Replacement.add` does; then what was known is known still.
+        Raises as `Replacement.add` and `commit` do; then what was known is known still.
         """
         replacement = self.replacement(instance)
         try:
@@ -184,19 +192,16 @@ class Directory:
         place = self._places.get(instance)
         return 0 if place is None else place.blocks
 
-    def add_run(self, place: _Place, run: HeldRun) -> None:
-        """For `Replacement.add` alone."""
+    def add_run(self, place: _Place, run: HeldRun) -> set[bytes]:
+        """For `Replacement.add` alone: the parents that the place has not."""
         if len(run.parents) != len(run.block_hashes):
             raise InventoryError(
                 f"parents: {len(run.parents)} bytes beside {len(run.block_hashes)} of block hashes"
             )
-        block_hashes = unpack(run.block_hashes)
-        # A parent may come in the run itself: hashes are one-way, so blocks cannot stand in a circle.
-        own = set(block_hashes)
-        for parent in set(_parents_elsewhere(run)):
-            if parent not in own and parent != NO_PARENT:
-                self._check_parent(place, parent)
-        self._store(place, block_hashes, run.tier)
+        self._store(place, unpack(run.block_hashes), run.tier)
+        parents = _parents_elsewhere(run)
+        parents.discard(NO_PARENT)
+        return {parent for parent in parents if not self._holders.get(parent, 0) & place.mask}
 
     def _store(self, place: _Place, block_hashes: Sequence[bytes], tier: Tier) -> None:
         before = self._holders_of(block_hashes)
@@ -295,16 +300,14 @@ class Directory:
             self._numbers_taken.discard(place.number)
 
 
-def _parents_elsewhere(run: HeldRun) -> list[bytes]:
+def _parents_elsewhere(run: HeldRun) -> set[bytes]:
     """The parents of those blocks of a run that do not follow the block before them in it."""
     if not run.parents:
-        return []
+        return set()
     hashes = np.frombuffer(run.block_hashes, np.uint64).reshape(-1, 2)
     parents = np.frombuffer(run.parents, np.uint64).reshape(-1, 2)
     starts = np.flatnonzero((parents[1:] != hashes[:-1]).any(axis=1)) + 1
-    return [run.parents[:HASH_BYTES]] + [
-        run.parents[HASH_BYTES * start : HASH_BYTES * (start + 1)] for start in starts.tolist()
-    ]
+    return {run.parents[HASH_BYTES * start : HASH_BYTES * (start + 1)] for start in [0, *starts.tolist()]}
 
 
 def _contradiction(

@@ -12,6 +12,7 @@ from typing import TypeAlias
 
 from kvhash import BlockHash
 from kvindex.core import Tier, TierRun
+from kvindex.runs import InventorySnapshot
 
 HeldBlock: TypeAlias = tuple[BlockHash, BlockHash | None, Tier]
 """A block, its parent (None for the first block of a prompt) and where it lies."""
@@ -119,6 +120,10 @@ class Inventory:
     def blocks(self) -> list[HeldBlock]:
         """All blocks, parents first; looks at every block."""
         return [(block_hash, node.parent, node.tier) for block_hash, node in self._nodes.items()]
+
+    def snapshot(self) -> InventorySnapshot:
+        """All blocks, to be packed later; copies two lists of references."""
+        return InventorySnapshot(list(self._nodes), list(self._nodes.values()))
 
     def _node(self, block_hash: BlockHash, what: str = "block") -> _Node:
         node = self._nodes.get(block_hash)

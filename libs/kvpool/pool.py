@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from kvhash import BlockHash
 from kvindex.core import BlockEvent, Tier, TierRun
 from kvindex.inventory import HeldBlock
+from kvindex.runs import InventorySnapshot
 from kvpool.compute_tier import ComputeTier, others_hold
 from kvpool.lower_tier import LowerTier
 from kvpool.rises import Rises
@@ -302,6 +303,11 @@ class BlockPool:
         """(as of this event, taken or not; all stored blocks, parents first). O(blocks)."""
         self._events.seal()
         return self._events.last_number, self._inventory.blocks()
+
+    def inventory_snapshot(self) -> tuple[int, InventorySnapshot]:
+        """As `inventory`, but packed later: what takes long may be done in another thread."""
+        self._events.seal()
+        return self._events.last_number, self._inventory.snapshot()
 
     def stats(self) -> PoolStats:
         blocks, free, cached = len(self._compute), self._compute.free, self._compute.tree.cached

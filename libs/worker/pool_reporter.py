@@ -1,7 +1,7 @@
 """Tells the directory what this instance's pool holds: numbered events, and the inventory on request."""
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 
 from cluster import subjects
@@ -9,8 +9,8 @@ from cluster.bus import Bus, Received, Subscription
 from cluster.errors import MoonpoolError, ProtocolError
 from cluster.logs import Logger
 from cluster.messages import BlockEvents, InventoryChunk, InventoryRequest
-from kvhash import HASH_BYTES
 from kvindex.core import BlockEvent, Tier
+from kvindex.runs import HeldPart, InventorySnapshot
 from kvpool import BlockPool
 
 HEARTBEAT_S = 1.0
@@ -18,6 +18,8 @@ HEARTBEAT_S = 1.0
 EVENTS_PER_MESSAGE_MAX = 512
 HASH_BYTES_PER_MESSAGE_MAX = 192 * 1024
 INVENTORY_BLOCKS_PER_CHUNK = 8192
+INVENTORIES_AT_ONCE_MAX = 4
+"""Several kvmeta may ask at once; those beyond wait their turn."""
 
 
 class PoolReporter:
@@ -30,7 +32,9 @@ class PoolReporter:
 
     async def start(self) -> None:
         subject = subjects.kv_inventory(self._bus.instance)
-        self._subscription = await self._bus.subscribe(subject, self._inventory, concurrency_max=1)
+        self._subscription = await self._bus.subscribe(
+            subject, self._inventory, concurrency_max=INVENTORIES_AT_ONCE_MAX
+        )
 
     async def close(self) -> None:
         if self._subscription is not None:
@@ -59,11 +63,10 @@ class PoolReporter:
                 except MoonpoolError as error:
                     self._log.warning("block events lost", error=error)
 
-    async def _inventory(self, received: Received) -> tuple[InventoryChunk, ...]:
+    async def _inventory(self, received: Received) -> AsyncIterator[InventoryChunk]:
         if not isinstance(received.body, InventoryRequest):
             raise ProtocolError(f"{received.envelope.kind} asks for no inventory")
-        as_of_number, blocks = self._pool.inventory()
-        return inventory_chunks(as_of_number, blocks)
+        return inventory_chunks(*self._pool.inventory_snapshot())
 
 
 def event_messages(first_number: int, events: tuple[BlockEvent, ...]) -> Iterator[BlockEvents]:
@@ -81,25 +84,13 @@ def event_messages(first_number: int, events: tuple[BlockEvent, ...]) -> Iterato
     yield BlockEvents(first_number, tuple(batch))
 
 
-def inventory_chunks(
-    as_of_number: int, blocks: Sequence[tuple[bytes, bytes | None, Tier]]
-) -> tuple[InventoryChunk, ...]:
-    """The inventory in messages of bounded size, parents first, each of one tier."""
-    groups: list[tuple[Tier, list[tuple[bytes, bytes | None]]]] = []
-    for block_hash, parent, tier in blocks:
-        if not groups or groups[-1][0] is not tier or len(groups[-1][1]) == INVENTORY_BLOCKS_PER_CHUNK:
-            groups.append((tier, []))
-        groups[-1][1].append((block_hash, parent))
-    if not groups:
-        groups.append((Tier.DRAM, []))
-    return tuple(
-        InventoryChunk(
-            as_of_number,
-            chunk,
-            len(groups),
-            tier,
-            b"".join(block_hash for block_hash, _ in group),
-            b"".join(parent or bytes(HASH_BYTES) for _, parent in group),
-        )
-        for chunk, (tier, group) in enumerate(groups)
-    )
+async def inventory_chunks(as_of_number: int, snapshot: InventorySnapshot) -> AsyncIterator[InventoryChunk]:
+    """The inventory in messages of bounded size, each of one tier, made one by one as they are sent.
+
+    What looks at every block is done in a thread: a million of them would stop the event loop.
+    """
+    parts = await asyncio.to_thread(snapshot.parts, INVENTORY_BLOCKS_PER_CHUNK)
+    for chunk, part in enumerate(parts or [HeldPart(Tier.DRAM, (), ())]):
+        run = part.pack()
+        chunks = max(1, len(parts))
+        yield InventoryChunk(as_of_number, chunk, chunks, run.tier, run.block_hashes, run.parents)

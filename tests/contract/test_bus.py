@@ -228,6 +228,34 @@ async def test_one_request_can_have_many_replies_in_order(world: World) -> None:
     assert chunks == list(range(50))
 
 
+async def test_replies_may_be_made_one_by_one(world: World) -> None:
+    asker, answerer = await world.connect("a"), await world.connect("b")
+    made = 0
+
+    async def handler(_: Received) -> AsyncIterator[InventoryChunk]:
+        async def chunks() -> AsyncIterator[InventoryChunk]:
+            nonlocal made
+            for chunk in range(50):
+                made += 1
+                yield InventoryChunk(7, chunk, 50, Tier.DRAM, b"", b"")
+            raise RetryableError("no more today")
+
+        return chunks()
+
+    await subscribed(answerer, SUBJECT, handler)
+    chunks = []
+
+    async def collect() -> None:
+        async for chunk in asker.request_many(SUBJECT, InventoryRequest(), timeout_s=WAIT_S):
+            assert isinstance(chunk, InventoryChunk)
+            chunks.append(chunk.chunk)
+
+    with pytest.raises(RetryableError, match="no more today"):
+        await collect()
+    assert chunks == list(range(50))
+    assert made == 50
+
+
 async def test_many_replies_end_at_the_deadline_of_the_next(world: World) -> None:
     asker, answerer = await world.connect("a"), await world.connect("b")
 

@@ -12,8 +12,8 @@ from kvhash import BlockHash, HashInputError, block_hashes, namespace, unpack
 from kvindex.core import BlockAction, BlockEvent, HeldRun, InstanceId, InstanceMatch, Tier, TierRun
 from kvindex.directory import Directory
 from kvindex.holders import Interned
-from kvindex.inventory import InventoryError
-from kvindex.runs import NO_PARENT, pack_runs
+from kvindex.inventory import Inventory, InventoryError
+from kvindex.runs import NO_PARENT
 
 pytestmark = pytest.mark.unit
 
@@ -395,8 +395,8 @@ class DirectoryMachine(RuleBasedStateMachine):
             for node in sorted(fresh, key=len)
         ]
         replacement = self.directory.replacement(instance)
-        for run in pack_runs(blocks, blocks_max):
-            replacement.add(run)
+        for part in Inventory(blocks).snapshot().parts(blocks_max):
+            replacement.add(part.pack())
             self.directory.sweep(2)
             for path, _ in others:
                 self.match(path)

@@ -6,14 +6,13 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from tests.support.prompt_tree import chain, node_hash, parent_of, path_of
 
 from kvhash import BlockHash
-from kvindex.core import BlockAction, InstanceId, Tier
+from kvindex.core import BlockAction, HeldRun, InstanceId, Tier
 from kvindex.directory import Directory
-from kvindex.runs import pack_runs
 from kvpool import BlockPool, NoBlocksError, PoolStats
 from policy.evict import EvictionCandidate, EvictionOrder, evict
-from tests.support.prompt_tree import chain, node_hash, parent_of, path_of
 
 pytestmark = pytest.mark.unit
 
@@ -239,11 +238,15 @@ class PoolMachine(RuleBasedStateMachine):
             self.directory.apply(POOL, event)
         replica = Directory()
         as_of, blocks = self.pool.inventory()
-        replica.replace(POOL, pack_runs(blocks, 4))
+        replica.replace(POOL, self.packed_inventory())
         assert as_of == self.next_number - 1
         assert self.directory.blocks_of(POOL) == replica.blocks_of(POOL) == len(blocks)
         for block_hash, _, _ in blocks:
             assert self.directory.match(self.path_to(block_hash)) == replica.match(self.path_to(block_hash))
+
+    def packed_inventory(self) -> list[HeldRun]:
+        _, snapshot = self.pool.inventory_snapshot()
+        return [part.pack() for part in snapshot.parts(4)]
 
     def path_to(self, block_hash: BlockHash) -> bytes:
         return b"".join(chain(path_of(block_hash)))
@@ -251,8 +254,8 @@ class PoolMachine(RuleBasedStateMachine):
     @rule()
     def take_inventory_between_events(self):
         """A follower that starts from an inventory and applies what comes after it misses nothing."""
-        as_of, blocks = self.pool.inventory()
-        self.directory.replace(POOL, pack_runs(blocks, 4))
+        as_of, _ = self.pool.inventory()
+        self.directory.replace(POOL, self.packed_inventory())
         first_number, events = self.pool.take_events()
         assert as_of == first_number + len(events) - 1
         self.next_number = first_number + len(events)
