@@ -135,7 +135,7 @@ def _open_ssd(config: WorkerConfig, block_bytes: int, identity: bytes, log: Logg
 
 
 def _tell_opening(folder: Path, opening: Opening, log: Logger) -> None:
-    log.info("ssd store", folder=folder, files=opening.folder, blocks=opening.slots)
+    log.info("ssd store", folder=str(folder), files=opening.folder, blocks=opening.slots)
     if opening.folder is Opened.REPLACED:
         log.warning("the ssd store held blocks of another cluster, model or layout, which are gone")
     if opening.slots < opening.slots_asked:
