@@ -35,34 +35,37 @@ class EvictableBlocks:
         return block_id in self._keys
 
     def add(self, candidate: EvictionCandidate) -> None:
-        """The block may go from now on. It must not be in the set."""
-        key = self._key(candidate)
-        self._keys[candidate.block_id] = key
+        """The block may go from now on; what was said of it before is forgotten."""
+        key = self._keys[candidate.block_id] = self._key(candidate)
         heappush(self._heap, key)
+        if len(self._heap) > 2 * len(self._keys) + SLACK_ENTRIES:
+            self._compact()
 
     def discard(self, block_id: int) -> None:
         """The block may not go any more; nothing happens where it is not in the set."""
-        if self._keys.pop(block_id, None) is not None:
+        if self._keys.pop(block_id, None) and len(self._heap) > 2 * len(self._keys) + SLACK_ENTRIES:
             self._compact()
 
     def first(self) -> int | None:
         """The block that goes first, which stays in the set; None where the set is empty."""
-        heap, keys = self._heap, self._keys
-        while heap:
-            key = heap[0]
-            if keys.get(key[-1]) == key:
+        while self._heap:
+            key = self._heap[0]
+            if self._keys.get(key[-1]) == key:
                 return key[-1]
-            heappop(heap)
+            heappop(self._heap)
         return None
 
     def pop(self) -> int:
         """Take out the block that goes first. There must be one."""
-        block_id = self.first()
-        assert block_id is not None, "nothing can be evicted"
-        heappop(self._heap)
-        del self._keys[block_id]
-        self._compact()
-        return block_id
+        heap, keys = self._heap, self._keys
+        while True:
+            key = heappop(heap)
+            block_id = key[-1]
+            if keys.get(block_id) == key:
+                del keys[block_id]
+                if len(heap) > 2 * len(keys) + SLACK_ENTRIES:
+                    self._compact()
+                return block_id
 
     def check_integrity(self) -> None:
         """AssertionError where a live block has no entry or dead entries are over their bound."""
@@ -74,6 +77,5 @@ class EvictableBlocks:
             raise AssertionError(f"{len(self._heap)} entries for {len(self._keys)} blocks")
 
     def _compact(self) -> None:
-        if len(self._heap) > 2 * len(self._keys) + SLACK_ENTRIES:
-            self._heap = list(self._keys.values())
-            heapify(self._heap)
+        self._heap = list(self._keys.values())
+        heapify(self._heap)

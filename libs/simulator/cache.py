@@ -107,9 +107,7 @@ class PlainCache:
         for depth_blocks, block_id in enumerate(block_ids):
             self._clock += 1
             uses = self._uses.get(block_id, 0) + 1
-            if uses > 1:
-                self._evictable.discard(block_id)
-            elif len(self._uses) == self._capacity_blocks:
+            if uses == 1 and len(self._uses) == self._capacity_blocks:
                 del self._uses[self._evictable.pop()]
                 self.evicted_blocks += 1
             self._uses[block_id] = uses

@@ -24,7 +24,6 @@ def test_the_victim_is_the_one_of_the_policy(order, operations):
     evictable, model = EvictableBlocks(order, SCALE), {}
     for operation in operations:
         if isinstance(operation, EvictionCandidate):
-            evictable.discard(operation.block_id)
             evictable.add(operation)
             model[operation.block_id] = operation
         elif operation is not None:
@@ -38,6 +37,15 @@ def test_the_victim_is_the_one_of_the_policy(order, operations):
         assert all(block_id in evictable for block_id in model)
         evictable.check_integrity()
     assert (evictable.first() is None) == (not model)
+
+
+def test_entries_of_blocks_that_are_added_again_do_not_pile_up():
+    evictable = EvictableBlocks(EvictionOrder.LRU)
+    for used_at in range(10 * SLACK_ENTRIES):
+        evictable.add(EvictionCandidate(1, used_at, 1))
+        evictable.check_integrity()
+    assert (evictable.pop(), evictable.first()) == (1, None)
+    evictable.check_integrity()
 
 
 def test_blocks_that_come_and_go_do_not_pile_up():
