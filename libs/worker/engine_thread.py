@@ -42,6 +42,11 @@ class EngineThread:
             )
         )
 
+    @property
+    def computes_on_arena(self) -> bool:
+        """Whether the engine has no cache of its own."""
+        return self._ready().computes_on_arena
+
     async def load_blocks(self, block_ids: Sequence[int]) -> None:
         """What a transfer wrote into these blocks is computed on from now."""
         engine = self._ready()

@@ -21,6 +21,7 @@ from engine.model_folder import ModelConfig
 from engine.native.packing import WeightDtype
 from engine.structure_compiler import StructureCompiler
 from kvhash import BLOCK_TOKENS, Namespace, model_fingerprint, namespace
+from kvindex.core import Tier
 from kvpool import Arena, SwapSlots
 from kvpool.mover import TierMover
 from kvtransfer import SECRET_BYTES_MIN
@@ -42,6 +43,8 @@ from worker.transfers import TransferCollector, start_endpoint, transfer_endpoin
 
 PROFILE_BLOCKS_MAX = 256
 """Blocks lent to the engine's profile before anyone else uses the pool."""
+KEPT_SHARE = 0.25
+"""Of the blocks that are computed on: what stays available beside all that is done for other instances."""
 SINK_AT_CLOSE_S_MAX = 4.0
 """What is cached and has no copy on the SSD gets this long to be written there when the instance stops."""
 SETTLE_S_MAX = 1.0
@@ -60,6 +63,7 @@ class Node:
         self.layout = KVLayout.of(model, block_tokens=BLOCK_TOKENS, dtype_name=config.dtype)
         own_cache = config.own_cache or computes_on_device(Backend(config.backend), _weight_dtype(config))
         sizes = tier_sizes(config, self.layout.block_bytes, own_cache)
+        self._compute_tier = sizes.compute_tier
         self.arena = Arena.create(sizes.arena_blocks, self.layout.block_bytes)
         self.model = _model_info(folder, model, config, self.layout)
         identity = ssd_identity(context.cluster_seed, self.model.fingerprint, self.layout)
@@ -110,6 +114,7 @@ class Node:
         if self.config.pool_huge_pages and not await asyncio.to_thread(self.arena.take_memory):
             self.context.log.warning("the kernel gives the pool no huge pages")
         await self.engine.start()
+        assert self.engine.computes_on_arena == (self._compute_tier is Tier.DRAM), "the tiers do not fit"
         self.cost = await self._profile()
         self.structures.prepare()
         speed = await restore(self.pool, self._stores, self.context.log)
@@ -156,6 +161,14 @@ class Node:
     ) -> None:
         """Run `work` beside everything else; if it raises, that is logged and `failed(detail)` called."""
         self._begin(self._tasks, work, what, failed)
+
+    def spare_blocks(self) -> int:
+        """Of the available blocks, how many may be held for other instances: a share is kept for the requests
+        here, and what is being decoded comes first; where some wait for blocks to come back, none."""
+        if self.steps.preempted:
+            return 0
+        kept = int(KEPT_SHARE * self.pool.stats().blocks) + self.steps.blocks_to_allocate()
+        return max(0, self.pool.available() - kept)
 
     def prefix_reused(self, tokens: int) -> None:
         self.cached_tokens_total += tokens

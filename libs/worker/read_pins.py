@@ -26,8 +26,6 @@ PINS_MAX = 256
 """Pins that rise or are held at once; each may hold a conversation's worth of blocks."""
 REMEMBERED_MAX = 4096
 """Pins remembered at once, tombstones included."""
-KEPT_SHARE = 0.25
-"""Of the compute tier: blocks that stay available to the instance's own requests when a pin is made."""
 RISE_TTL_SHARE = 0.5
 """Of the lease, the most that bringing blocks up may take: the rest is for the read."""
 RISE_S_MAX = 2.0
@@ -189,21 +187,15 @@ class ReadPins:
         return block_ids
 
     def _lendable_blocks(self, hashes: Sequence[BlockHash]) -> int:
-        """How far into the chain pins and fresh blocks may reach now, whatever of it is held.
-
-        Blocks in use are lent for nothing. Others only while enough are left for the requests here, and not
-        before those that wait for blocks to come back.
-        """
-        node = self._node
-        in_use = node.pool.match_in_use(hashes)
-        if node.steps.preempted:
-            return in_use
-        kept = int(KEPT_SHARE * node.pool.stats().blocks) + node.steps.blocks_to_allocate()
-        return in_use + max(0, node.pool.available() - kept)
+        """How far into the chain pins and fresh blocks may reach now, whatever of it is held. Blocks that are
+        in use anyway are lent for nothing."""
+        return self._node.pool.match_in_use(hashes) + self._node.spare_blocks()
 
     def _nothing_to_lend(self, hashes: Sequence[BlockHash], first_block: int) -> read_pin.NotPinned:
         if self._node.pool.match_held(hashes) <= first_block:
             return read_pin.NotPinned(RefusalReason.UNKNOWN, f"no block from {first_block} on is held")
+        if self._lendable_blocks(hashes) > first_block:
+            return read_pin.NotPinned(RefusalReason.NO_BLOCKS, "the blocks did not come up in time")
         return read_pin.NotPinned(RefusalReason.NO_BLOCKS, "the instance needs its blocks itself")
 
     def _granted(self, lent: _LentBlocks, block_ids: list[int]) -> ReadPinned:

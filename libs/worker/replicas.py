@@ -14,8 +14,6 @@ from worker.node import Node
 
 REPLICAS_MAX = 2
 """Brought in at once; more are refused, whoever asks comes again if they are still hot."""
-KEPT_SHARE = 0.25
-"""Of the compute tier: blocks that stay free or cached beside a replica's."""
 
 
 class Replicas:
@@ -68,12 +66,11 @@ class Replicas:
         if node.steps.preempted:
             return "preempted requests wait for blocks"
         needed = len(hashes) - node.pool.match_in_use(hashes)
-        kept = int(KEPT_SHARE * node.pool.stats().blocks) + node.steps.blocks_to_allocate()
-        room = node.pool.available() - kept
-        return "" if needed <= room else f"{needed} blocks needed, {max(0, room)} to spare"
+        room = node.spare_blocks()
+        return "" if needed <= room else f"{needed} blocks needed, {room} to spare"
 
     def _held_blocks(self, hashes: list[BlockHash]) -> int:
-        return self._node.fetch.held_blocks(hashes)
+        return self._node.pool.match_held(hashes)
 
 
 def _checked_hashes(asked: Replicate) -> list[BlockHash]:

@@ -29,6 +29,7 @@ from kvtransfer import GrantError
 from policy.core import RequestId, Role
 from worker import read_pins
 from worker.handover import block_ranges
+from worker.node import KEPT_SHARE
 
 pytestmark = pytest.mark.unit
 
@@ -231,7 +232,7 @@ async def test_blocks_are_kept_for_the_requests_of_the_instance_itself(lender: L
     hashes = await lender.compute(prompt((POOL_BLOCKS - 2) * 16))
     pinned = await lender.ask(lender.pin(hashes))
     assert isinstance(pinned, ReadPinned)
-    kept = int(read_pins.KEPT_SHARE * POOL_BLOCKS)
+    kept = int(KEPT_SHARE * POOL_BLOCKS)
     assert len(pinned.block_ids) // 4 == POOL_BLOCKS - kept
     assert lender.source.pool.available() == kept
     behind = await lender.ask(lender.pin(hashes, "behind", first_block=POOL_BLOCKS - kept))
@@ -263,3 +264,45 @@ async def test_what_lies_below_rises_for_a_reader(tiered: Lender) -> None:
     assert len(pinned.block_ids) // 4 == PROMPT_BLOCKS
     assert (await tiered.read(pinned) == before).all()
     await tiered.ask(ReleasePin("pin"))
+
+
+@pytest.mark.parametrize("released", [False, True], ids=["expired", "released"])
+async def test_what_rises_for_a_pin_that_has_ended_is_given_back(
+    tiered: Lender, monkeypatch: pytest.MonkeyPatch, released: bool
+) -> None:
+    hashes = await tiered.compute(prompt(PROMPT_BLOCKS * 16 + 1))
+    await tiered.crowd_out(prompts=8, blocks=20)
+    rise, begun, may_end = tiered.source.mover.rise, asyncio.Event(), asyncio.Event()
+
+    async def slow(*arguments: object) -> list[int]:
+        begun.set()
+        await may_end.wait()
+        return await rise(*arguments)
+
+    monkeypatch.setattr(tiered.source.mover, "rise", slow)
+    asking = asyncio.create_task(tiered.ask(tiered.pin(hashes, ttl_s=20.0 if released else 0.5)))
+    await asyncio.wait_for(begun.wait(), TIMEOUT_S)
+    if released:
+        await tiered.ask(ReleasePin("pin"))
+    answer = await asking
+    assert isinstance(answer, PinRefused)
+    assert answer.reason is (RefusalReason.CANCELLED if released else RefusalReason.EXPIRED)
+    assert tiered.pins.pins() == 0
+    may_end.set()
+    await tiered.cluster.quiet()
+
+
+async def test_a_rise_that_breaks_is_answered_and_leaves_nothing_pinned(
+    tiered: Lender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hashes = await tiered.compute(prompt(PROMPT_BLOCKS * 16 + 1))
+    await tiered.crowd_out(prompts=8, blocks=20)
+
+    async def broken(*_: object) -> list[int]:
+        raise OSError("no thread to be had")
+
+    monkeypatch.setattr(tiered.source.mover, "rise", broken)
+    answer = await tiered.ask(tiered.pin(hashes))
+    assert isinstance(answer, PinRefused)
+    assert "no thread" in answer.detail
+    await tiered.cluster.quiet()
