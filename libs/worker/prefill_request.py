@@ -137,7 +137,7 @@ class PrefillRequest:
                 self._node.spawn(self._reserve(), "reserve", self.failed)
             case prefill.Fetch():
                 self._bringing = asyncio.create_task(self._bring())
-                self._node.spawn(self._fetch(self._bringing), "fetch", self._fetch_broke)
+                self._node.spawn(self._fetch(self._bringing), "fetch", self.failed)
             case prefill.Compute(reserved):
                 self._compute(reserved)
             case prefill.SendRenew(generation):
@@ -179,10 +179,12 @@ class PrefillRequest:
         self._fetched_block_ids = fetched.block_ids
 
     async def _fetch(self, bringing: asyncio.Task[None]) -> None:
-        await bringing
-        self.feed(prefill.FetchDone())
-
-    def _fetch_broke(self, detail: str) -> None:
+        await asyncio.wait({bringing})
+        if bringing.cancelled():
+            return
+        error = bringing.exception()
+        if error is not None:
+            self._node.context.log.exception("fetch broke", error, **self._log_fields(repr(error)))
         self.feed(prefill.FetchDone())
 
     async def _reserve(self) -> None:

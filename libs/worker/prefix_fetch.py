@@ -57,7 +57,7 @@ class FetchPlan:
 
 @dataclass(slots=True)
 class Fetched:
-    """The chain's leading blocks that are pinned now, whoever brought them; whoever has this releases them."""
+    """The chain's leading blocks that are pinned now, whoever brought them. To be released by who has it."""
 
     block_ids: list[int]
     risen_blocks: int = 0
@@ -88,7 +88,7 @@ class PrefixFetch:
         """What `bring` would do now. `source_blocks` leading blocks of the chain are said to be there."""
         node = self._node
         held = node.pool.match(hashes)
-        local = self.held_blocks(hashes)
+        local = node.pool.match_held(hashes)
         readable = 0
         if source is not None and source != node.context.instance:
             said = hashes[: min(max(0, source_blocks), MATCH_BLOCKS_MAX)]
@@ -115,17 +115,16 @@ class PrefixFetch:
         """
         node = self._node
         started_s = node.now_s()
-        ends_at_s = min(ends_at_s, started_s + FETCH_S_MAX)
-        while True:
-            plan = self.plan(hashes, source, source_blocks, whatever_it_costs=whatever_it_costs)
-            coming = self._coming.get(hashes[plan.held_blocks]) if plan.brings else None
-            if coming is None:
-                break
+        plan = self.plan(hashes, source, source_blocks, whatever_it_costs=whatever_it_costs)
+        time_s = FETCH_S_MAX if whatever_it_costs else patience_s(plan, self._cost())
+        ends_at_s = min(ends_at_s, started_s + time_s)
+        while plan.brings and (coming := self._coming.get(hashes[plan.held_blocks])) is not None:
             await asyncio.wait([coming], timeout=ends_at_s - node.now_s())
             if not coming.done():
-                return Fetched(node.pool.acquire(hashes), detail="others did not bring it in time")
-        if not whatever_it_costs:
-            ends_at_s = min(ends_at_s, node.now_s() + patience_s(plan, self._cost()))
+                fetched = Fetched(node.pool.acquire(hashes))
+                self._failed(fetched, FetchFailure.TIMEOUT, "others did not bring it in time")
+                return fetched
+            plan = self.plan(hashes, source, source_blocks, whatever_it_costs=whatever_it_costs)
         fetched = Fetched(node.pool.acquire(hashes))
         try:
             with self._claimed(hashes[plan.held_blocks : plan.target_blocks]):
@@ -139,11 +138,6 @@ class PrefixFetch:
             node.pool_changed()
         self._metrics.fetch_s.observe(node.now_s() - started_s)
         return fetched
-
-    def held_blocks(self, hashes: Sequence[BlockHash]) -> int:
-        """Leading blocks of the chain that are held here, in any tier."""
-        node = self._node
-        return node.pool.match(hashes) if node.mover is None else node.pool.match_held(hashes)
 
     @contextmanager
     def _claimed(self, hashes: Sequence[BlockHash]) -> Iterator[None]:
@@ -162,7 +156,7 @@ class PrefixFetch:
         """What lies below, up to the end of `hashes`, comes up as far as there is room."""
         node, pool = self._node, self._node.pool
         held = len(fetched.block_ids)
-        if node.mover is None or held >= len(hashes):
+        if held >= len(hashes):
             return
         below = self._below(hashes, held, len(hashes))
         timeout_s = ends_at_s - node.now_s()

@@ -5,9 +5,10 @@ import random
 from pathlib import Path
 
 import pytest
+from tests.support.prefix_sources import MOVING_PAYS, SOURCE, LendingSource, announce
 from tests.support.workers import Workers, workers
 
-from cluster.messages import Cancel, Finish, Refused
+from cluster.messages import Cancel, Finish, PinRefused, ReadPin, ReadPinned, RefusalReason, Refused
 from engine.layout import KVLayout
 from engine.model_folder import ModelConfig
 from engine.tiny import make_tiny_model
@@ -19,7 +20,7 @@ ROLES = {"p": (Role.PREFILL,), "d": (Role.DECODE,), "w": (Role.PREFILL, Role.DEC
 PLACEMENTS = [("p", "d"), ("w", "w"), ("p", "w"), ("w", "d")]
 REQUESTS = 40
 ATTEMPTS = 4
-BLOCKS = 20
+SOURCES = [None, "p", "d", "w", SOURCE, SOURCE, SOURCE, SOURCE]
 STRUCTURES = [
     StructureSpec(StructureKind.CHOICE, '["yes", "no", "it depends on so much that nobody can say"]'),
     StructureSpec(StructureKind.JSON_SCHEMA, '{"type": "array", "items": {"enum": ["alpha", "beta", 3]}}'),
@@ -27,10 +28,39 @@ STRUCTURES = [
 ]
 
 
-async def live(cluster: Workers, number: int, rng: random.Random) -> None:
+def blocks_read(cluster: Workers, name: str) -> float:
+    registry = cluster.apps[name]._context.metrics.registry
+    return registry.get_sample_value("moonpool_fetched_blocks_total", {"source": "remote"}) or 0.0
+
+
+def moody(source: LendingSource, rng: random.Random) -> None:
+    """From now on the source answers late, wrong or not at all, or takes back what it lent."""
+
+    async def answer(asked: ReadPin, right: ReadPinned | PinRefused) -> object:
+        await asyncio.sleep(rng.random() * 0.05)
+        mood = rng.choice(["right", "right", "right", "refused", "taken back", "silent", "broken"])
+        match mood:
+            case "refused":
+                return PinRefused(asked.pin_id, RefusalReason.NO_BLOCKS)
+            case "taken back" if asked.pin_id in source.lent:
+                await source.revoke(asked.pin_id)
+            case "silent":
+                await asyncio.Event().wait()
+            case "broken":
+                raise ZeroDivisionError
+        return right
+
+    source.answer = answer
+
+
+def prompt(tokens: int, prefix: int) -> list[int]:
+    return [(7 * i + i * i + prefix) % 500 + 5 for i in range(tokens)]
+
+
+async def live(cluster: Workers, number: int, prefixes: int, rng: random.Random) -> None:
     """One request: each attempt is placed anywhere; it ends, fails, is cancelled or simply given up."""
     request_id = RequestId(f"r{number}")
-    prompt = [(7 * i + i * i + number % 3) % 500 + 5 for i in range(rng.randint(1, 100))]
+    prompt_ids = prompt(rng.randint(1, 100), number % prefixes)
     tokens = rng.randint(1, 60)
     samples = rng.choice([1, 1, 1, 3])
     sampling = SamplingParams(
@@ -42,8 +72,15 @@ async def live(cluster: Workers, number: int, rng: random.Random) -> None:
     )
     for attempt in range(ATTEMPTS):
         prefill, decode = rng.choice(PLACEMENTS)
+        name = rng.choice(SOURCES)
         answer = await cluster.submit(
-            request_id, prompt, tokens, at=(prefill, decode), attempt=attempt, sampling=sampling
+            request_id,
+            prompt_ids,
+            tokens,
+            at=(prefill, decode),
+            source=name and (name, rng.randint(0, 7)),
+            attempt=attempt,
+            sampling=sampling,
         )
         if isinstance(answer, Refused):
             continue
@@ -73,21 +110,45 @@ async def live(cluster: Workers, number: int, rng: random.Random) -> None:
             return
 
 
-@pytest.mark.parametrize(("seed", "swap_blocks"), [(1, 0), (2, 8), (3, 40)])
+@pytest.mark.parametrize(
+    ("seed", "blocks", "swap_blocks", "prefixes"),
+    [(1, 20, 0, 3), (2, 20, 8, 3), (3, 20, 40, 3), (4, 200, 0, 24)],
+)
 async def test_whatever_happens_nothing_hangs_and_nothing_is_held_at_the_end(
-    tmp_path: Path, seed: int, swap_blocks: int
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    seed: int,
+    blocks: int,
+    swap_blocks: int,
+    prefixes: int,
 ) -> None:
+    """With few blocks they are fought for; with many prefixes most of one is to be had from elsewhere."""
+    monkeypatch.setattr("worker.prefix_fetch.FETCH_S_MIN", 0.3)
+    monkeypatch.setattr("worker.avoided_sources.SOURCE_AVOIDED_S", 0.2)
     folder = tmp_path / "tiny"
     make_tiny_model(folder, seed=3)
     block_bytes = KVLayout.of(ModelConfig.load(folder)).block_bytes
-    settings = {"pool_bytes": BLOCKS * block_bytes, "swap_bytes": swap_blocks * block_bytes}
+    settings = {"pool_bytes": blocks * block_bytes, "swap_bytes": swap_blocks * block_bytes}
     async with workers(folder, ROLES, step_tokens_max=32, **settings) as cluster:
+        announce(cluster, MOVING_PAYS)
         rng = random.Random(seed)
-        await asyncio.gather(*(live(cluster, n, random.Random(rng.random())) for n in range(REQUESTS)))
+        source = LendingSource(cluster, "w")
+        await source.start()
+        for prefix in range(prefixes):
+            await cluster.submit(f"warm{prefix}", prompt(97, prefix), 1, at=("w", "w"))
+            await cluster.ear.wait_finish(f"warm{prefix}")
+        moody(source, random.Random(rng.random()))
+        await asyncio.gather(
+            *(live(cluster, n, prefixes, random.Random(rng.random())) for n in range(REQUESTS))
+        )
         for n in range(REQUESTS):
             for instance in ROLES:
                 await cluster.ear.ask(instance, Cancel(RequestId(f"r{n}"), ATTEMPTS))
+        await source.wait(lambda: not source.lent)
         await cluster.quiet()
+        assert prefixes < REQUESTS / 2 or sum(blocks_read(cluster, name) for name in ROLES) > 5
+        assert "task failed" not in capsys.readouterr().err
         for app in cluster.apps.values():
             assert not app._context.failure.done()
             assert len(app._node.endpoint._grants) == 0
