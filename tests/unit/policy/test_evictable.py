@@ -4,7 +4,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policy.evict import BlockUse, EvictionCandidate, EvictionOrder, EvictionScale, SloClass, evict
+from policy.evict import (
+    CREDIT_SHARE_MAX,
+    BlockUse,
+    EvictionCandidate,
+    EvictionOrder,
+    EvictionScale,
+    SloClass,
+    evict,
+)
 from policy.evictable import SLACK_ENTRIES, EvictableBlocks
 
 pytestmark = pytest.mark.unit
@@ -56,3 +64,23 @@ def test_blocks_that_come_and_go_do_not_pile_up():
     assert len(evictable) == 10
     assert len(evictable._heap) <= 2 * 10 + SLACK_ENTRIES + 1
     assert [evictable.pop() for _ in range(10)] == list(range(10))
+
+
+@pytest.mark.parametrize("precious_of_ten", [1, 5, 9])
+def test_what_is_worth_least_is_kept_for_a_while_and_what_is_worth_most_not_for_ever(precious_of_ten):
+    """Blocks that nobody uses again stream through a pool, some worth all credits and the others none."""
+    pool_blocks, streamed = 400, 4000
+    precious, worthless = BlockUse(10**6, SloClass.TIGHT, 0), BlockUse(-(10**6), SloClass.NONE, None)
+    blocks = EvictableBlocks(EvictionOrder.REQUEST_AWARE, EvictionScale(turnover=pool_blocks))
+    ages: dict[bool, list[int]] = {True: [], False: []}
+    for now in range(streamed):
+        if len(blocks) == pool_blocks:
+            victim = blocks.pop()
+            if now > streamed / 2:  # The pool has filled up and its first blocks have gone.
+                ages[victim % 10 < precious_of_ten].append(now - victim)
+        blocks.add(EvictionCandidate(now, now, 1, use=precious if now % 10 < precious_of_ten else worthless))
+    kept_longer = CREDIT_SHARE_MAX * pool_blocks
+    lesser = pool_blocks - precious_of_ten / 10 * kept_longer
+    assert ages[False] == pytest.approx([lesser] * len(ages[False]), abs=12)
+    assert ages[True] == pytest.approx([lesser + kept_longer] * len(ages[True]), abs=12)
+    assert min(len(ages[False]), len(ages[True])) > 100
