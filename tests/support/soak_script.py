@@ -25,11 +25,11 @@ class SoakShape:
     working_set_tokens: int
     block_tokens: int = 16
     system_prompts: int = 8
-    system_tokens: int = 240
+    system_tokens: int = 160
     turns: int = 3
-    user_tokens: tuple[int, int] = (250, 450)
+    user_tokens: tuple[int, int] = (120, 260)
     """From, to."""
-    answer_tokens: tuple[int, int] = (8, 40)
+    answer_tokens: tuple[int, int] = (8, 32)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from cluster.bus import Bus
 from cluster.messages import InstanceRecord, MatchReply, MatchRequest
 from cluster.wire import decode_record
 from kvhash import BlockHash, block_hashes, namespace, unpack
-from kvindex.core import InstanceId, InstanceMatch, Tier, TierRun
+from kvindex.core import HeldRun, InstanceId, InstanceMatch, Tier, TierRun
 from kvmeta.fetch import fetch_inventory
 from moonpool.cluster_client import bus, control_plane
 
@@ -29,6 +29,8 @@ ASK_S_MAX = 20.0
 SETTLE_S_MAX = 20.0
 """Copies that are under way, and events on their way to the directory."""
 SETTLE_POLL_S = 0.5
+EXTENTS_BYTES_MAX = 16 << 10
+"""Of one file, which the file system counts as the file's."""
 DISK_BLOCK_BYTES = 512
 """Unit of `st_blocks`, whatever the file system's is."""
 
@@ -110,9 +112,11 @@ def worker_urls(stack: RunningStack) -> dict[str, str]:
 
 
 def folder_bytes(folder: Path) -> int:
-    """What its files take, by their length and on the disk, whichever is more."""
+    """What its files take, by their length and on the disk, whichever is more. What a file system needs to
+    say where a file lies is part of the latter and nobody's to configure."""
     stats = [path.stat() for path in folder.rglob("*") if path.is_file()]
-    return max(sum(s.st_size for s in stats), sum(s.st_blocks * DISK_BLOCK_BYTES for s in stats))
+    on_disk = sum(s.st_blocks * DISK_BLOCK_BYTES - EXTENTS_BYTES_MAX for s in stats)
+    return max(sum(s.st_size for s in stats), on_disk)
 
 
 def at_rest(status: Status) -> bool:
@@ -171,10 +175,7 @@ async def _differences(
     held: dict[InstanceId, Held] = {}
     for record in records:
         if record.blocks:
-            came = await fetch_inventory(
-                connection, record.instance, record.incarnation, chunk_timeout_s=ASK_S_MAX
-            )
-            held[record.instance] = {block_hash: tier for block_hash, _, tier in came.blocks}
+            held[record.instance] = await _inventory(connection, record)
     indexed = sum(row["blocks_indexed"] for row in stack.status()["instances"])
     total = sum(map(len, held.values()))
     found = [] if indexed == total else [f"{indexed} blocks in the directory, {total} in the inventories"]
@@ -186,6 +187,16 @@ async def _differences(
         if told != expected:
             found.append(f"told {told}, held {expected}")
     return found
+
+
+async def _inventory(connection: Bus, record: InstanceRecord) -> Held:
+    held: Held = {}
+
+    def take(run: HeldRun) -> None:
+        held.update(dict.fromkeys(unpack(run.block_hashes), run.tier))
+
+    await fetch_inventory(connection, record.instance, record.incarnation, take, chunk_timeout_s=ASK_S_MAX)
+    return held
 
 
 def _match(instance: InstanceId, held: Held, chain: list[BlockHash]) -> InstanceMatch | None:
