@@ -18,6 +18,7 @@ class Gate:
         self._changed = threading.Condition()
         self._open = True
         self.waiting = 0
+        self.waiting_max = 0
         self.passed = 0
 
     def shut(self) -> None:
@@ -32,6 +33,7 @@ class Gate:
     def pass_through(self) -> None:
         with self._changed:
             self.waiting += 1
+            self.waiting_max = max(self.waiting_max, self.waiting)
             opened = self._changed.wait_for(lambda: self._open, HELD_S_MAX)
             self.waiting -= 1
             self.passed += 1
