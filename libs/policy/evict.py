@@ -8,11 +8,11 @@ has no such structure. Who is a candidate (leaves only, unpinned only) is the po
 
 A fixed key cannot know how old a block will be when room is needed. So the two orders that weigh something
 against recency add a credit to the time of the last use: a block worth more counts as used that much later.
-A credit is a share of the turnover, the time in which a pool's worth of blocks is brought in, and stays
-below CREDIT_SHARE_MAX of it. Both bounds follow from that: what is worth most and is not used again goes a
+A credit is a share of the turnover, the time in which a pool's worth of blocks is brought in: at most
+CREDIT_SHARE_MAX of it. Both bounds follow from that: what is worth most and is not used again goes a
 share of a turnover later than under LRU, never later; and what is worth least is kept too, however much
 comes in that is worth more. For where a share r of what comes in has credit s, and stays that much longer
-than the rest, r (t + s) + (1 - r) t = 1 for the rest's time t in turnovers: t = 1 - r s, above 1 - s.
+than the rest, r (t + s) + (1 - r) t = 1 for the rest's time t in turnovers: t = 1 - r s, at least 1 - s.
 
 No order ages frequencies (as LFU-DA does): that takes state of the whole pool beside a candidate's own facts.
 Under LFU a block that goes takes its count with it.
@@ -112,9 +112,6 @@ DEFAULT_SCALE = EvictionScale()
 NEVER_DOUBLES = 2**62
 """A depth in blocks, beyond any chain: for an instance whose cost does not grow with depth."""
 
-CREDIT_SHARE_MAX = 0.75
-"""Of the turnover: how much longer the most valuable block stays than the least valuable."""
-
 LENGTH_SHARE = 0.25
 """For each time that a block costs the price of the first one more."""
 LENGTH_SHARE_MAX = 0.5
@@ -127,6 +124,9 @@ NEARNESS_SHARE = 0.25
 """For a request that is all but finished."""
 HALF_NEAR_TOKENS = 128
 """With so many left it gets half of that."""
+
+CREDIT_SHARE_MAX = max(LENGTH_SHARE_MAX, PRIORITY_SHARE + SLO_SHARE + NEARNESS_SHARE)
+"""Of the turnover: how much longer the most valuable block stays than the least valuable. Below 1."""
 
 
 def key_function(order: EvictionOrder, scale: EvictionScale = DEFAULT_SCALE) -> KeyFunction:
@@ -142,13 +142,6 @@ def key_function(order: EvictionOrder, scale: EvictionScale = DEFAULT_SCALE) -> 
             return lambda candidate: _credited(candidate, scale.turnover * _request_share(candidate.use))
         case _:
             assert_never(order)
-
-
-def eviction_key(
-    order: EvictionOrder, candidate: EvictionCandidate, scale: EvictionScale = DEFAULT_SCALE
-) -> EvictionKey:
-    """The key of one candidate; see `key_function`."""
-    return key_function(order, scale)(candidate)
 
 
 def evict(

@@ -8,7 +8,6 @@ from policy.core import CostCoefficients
 
 LAYERS = 80
 WIDTH = 8192
-KV_BYTES_PER_TOKEN = 327_680
 FLOPS = 8 * 312e12
 NODE_BYTES_PER_S = 100e9
 

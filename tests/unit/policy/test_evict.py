@@ -17,7 +17,7 @@ from policy.evict import (
     SloClass,
     cost_doubles_at_blocks,
     evict,
-    eviction_key,
+    key_function,
     slo_class,
 )
 
@@ -55,7 +55,7 @@ candidate_lists = st.lists(candidates_of_any_age, unique_by=lambda candidate: ca
 def test_victims_do_not_depend_on_the_order_in_which_candidates_come(order, candidates, random):
     shuffled = random.sample(candidates, len(candidates))
     assert evict(order, shuffled, 5) == evict(order, candidates, 5)
-    assert len({eviction_key(order, candidate) for candidate in candidates}) == len(candidates)
+    assert len({key_function(order)(candidate) for candidate in candidates}) == len(candidates)
 
 
 @given(
@@ -73,8 +73,9 @@ def test_nothing_is_kept_much_longer_than_under_lru_whatever_it_is_worth(order, 
 
 @given(st.sampled_from(EvictionOrder), candidates_of_any_age, st.integers(1, 10**6))
 def test_a_block_used_later_and_otherwise_alike_goes_later(order, candidate, ticks):
+    key = key_function(order, SCALE)
     later = replace(candidate, block_id=100, used_at=candidate.used_at + ticks)
-    assert eviction_key(order, candidate, SCALE) < eviction_key(order, later, SCALE)
+    assert key(candidate) < key(later)
 
 
 class TestLengthAware:
@@ -104,7 +105,7 @@ class TestLengthAware:
         steep = replace(ASSUMED_COST, prefill_per_token_s=0)
         assert cost_doubles_at_blocks(steep, 16) == 1
         scale = EvictionScale(1000, NEVER_DOUBLES)
-        assert eviction_key(EvictionOrder.LENGTH_AWARE, EvictionCandidate(1, 7, 1, 10**6), scale)[0] == 7
+        assert key_function(EvictionOrder.LENGTH_AWARE, scale)(EvictionCandidate(1, 7, 1, 10**6))[0] == 7
 
 
 class TestRequestAware:
