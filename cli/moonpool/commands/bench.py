@@ -1,10 +1,20 @@
 """`moonpool bench NAME`: measurements, all printed in one form (DESIGN §10)."""
 
 from moonpool.arguments import CommandGroup
-from moonpool.benchmarks import attention, engine, handover, prefix, transfer
+from moonpool.benchmarks import attention, engine, handover, kvmeta_restart, match, prefix, transfer
+from moonpool.benchmarks import hash as hash_chain
 
 GROUP = CommandGroup(
     "bench",
     "measure something",
-    (prefix.COMMAND, engine.COMMAND, attention.COMMAND, transfer.COMMAND, handover.COMMAND),
+    (
+        prefix.COMMAND,
+        engine.COMMAND,
+        attention.COMMAND,
+        transfer.COMMAND,
+        handover.COMMAND,
+        hash_chain.COMMAND,
+        match.COMMAND,
+        kvmeta_restart.COMMAND,
+    ),
 )
