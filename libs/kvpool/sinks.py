@@ -84,8 +84,10 @@ class Sinks:
             lower.give_back(sink.slot)
         lower.child_came(sink.parent)
         if is_there:
-            copy.unsinkable = not kept
-            upper.tree.mark_sinking(copy, False)
+            copy.unsinkable = not written
+        current = upper.tree.get(sink.block_hash)
+        if current is not None and current.sinking:
+            upper.tree.mark_sinking(current, False)
         upper.unpin_source(sink.source_index)
         return kept
 
@@ -98,6 +100,10 @@ class Sinks:
                 return
             if copy.unsinkable or copy.facts.block_hash in lower.tree:
                 tree.stage(copy)
+                continue
+            if self._is_below(copy, lower):
+                # Of a predecessor that was given up. When that copy is over, this one can be made.
+                tree.mark_sinking(copy, True)
                 continue
             step = self._next_step(copy, upper, lower)
             if step.unsinkable:
@@ -168,3 +174,8 @@ class Sinks:
         for flight in self._in_flight.values():
             is_there = flight.upper.tree.at(flight.copy.index) is flight.copy
             check(not is_there or flight.copy.sinking, f"not known to be copied: {flight.copy}")
+        for upper, lower in zip(self._stack.tiers, self._stack.lower, strict=False):
+            sinking = (copy for copy in upper.tree if copy.sinking)
+            check(
+                all((lower.tier, copy.facts.block_hash) in self._in_flight for copy in sinking), "never over"
+            )

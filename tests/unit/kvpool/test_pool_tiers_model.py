@@ -11,20 +11,20 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from tests.support.prompt_tree import chain, node_hash, parent_of, path_of
 
 from kvhash import BlockHash, unpack
 from kvindex.core import BlockAction, BlockEvent, Tier
 from kvindex.inventory import Inventory
 from kvpool import BlockPool, Copy, NoBlocksError, Rise, Sink
 from policy.evict import BlockUse, EvictionOrder, SloClass
-from tests.support.prompt_tree import chain, node_hash, parent_of, path_of
 
 pytestmark = pytest.mark.unit
 
 TIERS = tuple(Tier)
 GARBAGE = b"garbage"
 
-paths = st.lists(st.integers(0, 2), min_size=1, max_size=6).map(tuple)
+paths = st.lists(st.sampled_from([0, 0, 1, 2]), min_size=1, max_size=6).map(tuple)
 uses = st.builds(BlockUse, st.integers(-2, 2), st.sampled_from(SloClass), st.none() | st.integers(0, 99))
 
 
@@ -41,6 +41,8 @@ class RiseUnderWay:
     rise: Rise
     copy_made: int
     """Which of the times that a copy came to a slot this one was."""
+    prefix: BlockHash | None
+    """What the first of several follows, which the pool keeps meanwhile."""
     copied: bytes | None = None
 
 
@@ -93,7 +95,7 @@ class TieredPoolMachine(RuleBasedStateMachine):
         order=st.sampled_from(EvictionOrder),
         blocks=st.integers(3, 10),
         slots=st.lists(st.integers(1, 14), min_size=2, max_size=2),
-        ahead=st.integers(0, 10),
+        ahead=st.integers(0, 10).map(lambda missing: 10 - missing),
         eager=st.booleans(),
     )
     def start(self, order, blocks, slots, ahead, eager):
@@ -137,6 +139,7 @@ class TieredPoolMachine(RuleBasedStateMachine):
 
     def in_use(self) -> set[BlockHash]:
         pinned = {h for h, i in self.held[self.compute].items() if self.pins[i]}
+        pinned |= {flight.prefix for flight in self.rises if flight.prefix is not None}
         return {h for h in self.held[self.compute] if any(self.below(h, p) for p in pinned)}
 
     def free(self) -> int:
@@ -201,9 +204,15 @@ class TieredPoolMachine(RuleBasedStateMachine):
         path = data.draw(st.sampled_from([path, *known]))
         self.store_block(data.draw(st.sampled_from(self.fresh())), path, use)
 
-    @rule(path=paths, pinned=st.integers(0, 6), use=st.none() | uses)
-    def serve(self, path, pinned, use):
-        """One request: what can be computed on is pinned, the rest computed, the last of it still used."""
+    @rule(prompts=st.lists(paths, min_size=1, max_size=4), pinned=st.integers(0, 12), use=st.none() | uses)
+    def serve(self, prompts, pinned, use):
+        """Requests one after the other, the last of which may go on using its blocks."""
+        for path in prompts[:-1]:
+            self.serve_one(path, 0, use)
+        self.serve_one(prompts[-1], max(0, pinned - 6), use)
+
+    def serve_one(self, path, pinned, use):
+        """What can be computed on is pinned, the rest computed, the last of it still used."""
         here = self.held[self.compute]
         block_ids = self.pool.acquire(chain(path), use)
         assert block_ids == [here[h] for h in chain(path)[: len(block_ids)]]
@@ -273,11 +282,25 @@ class TieredPoolMachine(RuleBasedStateMachine):
             self.sinks.append(SinkUnderWay(sink, self.made[sink.source, sink.source_index]))
         return sinks
 
-    @precondition(lambda self: self.sinks)
+    @rule(prompts=st.lists(paths, min_size=2, max_size=6), blocks_max=st.integers(1, 6))
+    def serve_and_sink(self, prompts, blocks_max):
+        """The mover keeps up."""
+        for path in prompts:
+            self.serve_one(path, 0, None)
+            while self.take(blocks_max, None):
+                for flight in self.sinks:
+                    self.report_sunk(flight)
+                self.sinks.clear()
+
+    @precondition(lambda self: self.sinks or self.rises)
     @rule(data=st.data())
-    def copy_down(self, data):
+    def copy(self, data):
         """The bytes are read at some moment while the copy is under way, whatever they are by then."""
-        self.copy_sink(data.draw(st.sampled_from(self.sinks)))
+        flight = data.draw(st.sampled_from([*self.sinks, *self.rises]))
+        if isinstance(flight, SinkUnderWay):
+            self.copy_sink(flight)
+        else:
+            self.copy_rise(flight)
 
     def copy_sink(self, flight: SinkUnderWay) -> None:
         sink = flight.sink
@@ -290,11 +313,14 @@ class TieredPoolMachine(RuleBasedStateMachine):
                 self.disk[sink.slot] = (sink.block_hash, sink.parent)
 
     @precondition(lambda self: self.sinks)
-    @rule(data=st.data())
-    def sunk(self, data):
+    @rule(data=st.data(), written=st.sampled_from([True, True, True, False]))
+    def end_sink(self, data, written):
         """Mostly in order, as promised; a late or an early report does no harm either."""
-        place = data.draw(st.just(0) | st.integers(0, len(self.sinks) - 1))
-        self.report_sunk(self.sinks.pop(place))
+        flight = self.sinks.pop(data.draw(st.just(0) | st.integers(0, len(self.sinks) - 1)))
+        if written:
+            self.report_sunk(flight)
+        else:
+            self.pool.sink_failed(flight.sink)
 
     def report_sunk(self, flight: SinkUnderWay) -> None:
         sink = flight.sink
@@ -310,15 +336,25 @@ class TieredPoolMachine(RuleBasedStateMachine):
             assert flight.copied == sink.block_hash, "another block's bytes were kept under this hash"
             self.put(sink.tier, sink.slot, sink.block_hash)
 
-    @precondition(lambda self: self.sinks)
+    def lying_below(self) -> list[tuple[int, ...]]:
+        held = {h for tier in self.slots for h in self.held[tier]} - self.held[self.compute].keys()
+        return sorted(map(path_of, held))
+
+    @precondition(lambda self: self.lying_below())
     @rule(data=st.data())
-    def sink_failed(self, data):
-        self.pool.sink_failed(self.sinks.pop(data.draw(st.integers(0, len(self.sinks) - 1))).sink)
+    def rise(self, data):
+        """A hit below is brought up before anything else happens."""
+        before = len(self.rises)
+        self.begin(data.draw(st.sampled_from(self.lying_below())), None)
+        while len(self.rises) > before:
+            self.report_risen(self.rises.pop(before))
 
     @rule(data=st.data(), path=paths, blocks_max=st.none() | st.integers(0, 4))
     def begin_rise(self, data, path, blocks_max):
-        known = sorted({path_of(h) for tier in self.slots for h in self.held[tier]})
-        hashes = chain(data.draw(st.sampled_from([path, *known])))
+        self.begin(data.draw(st.sampled_from(self.lying_below() or [path])), blocks_max)
+
+    def begin(self, path, blocks_max):
+        hashes = chain(path)
         start = self.pool.match(hashes)
         held = self.pool.match_held(hashes)
         prefix = {h: self.held[self.compute][h] for h in hashes[:start]}
@@ -336,21 +372,22 @@ class TieredPoolMachine(RuleBasedStateMachine):
             assert not self.pins[rise.block_id]
             self.pins[rise.block_id] = 1
             self.bytes[self.compute, rise.block_id] = GARBAGE
-            self.rises.append(RiseUnderWay(rise, self.made[fastest, rise.slot]))
-
-    @precondition(lambda self: self.rises)
-    @rule(data=st.data())
-    def copy_up(self, data):
-        self.copy_rise(data.draw(st.sampled_from(self.rises)))
+            is_first = block_hash == hashes[start]
+            prefix = rise.parent if is_first else None
+            self.rises.append(RiseUnderWay(rise, self.made[fastest, rise.slot], prefix))
 
     def copy_rise(self, flight: RiseUnderWay) -> None:
         flight.copied = self.bytes[flight.rise.tier, flight.rise.slot]
         self.bytes[self.compute, flight.rise.block_id] = flight.copied
 
     @precondition(lambda self: self.rises)
-    @rule(data=st.data())
-    def risen(self, data):
-        self.report_risen(self.rises.pop(data.draw(st.just(0) | st.integers(0, len(self.rises) - 1))))
+    @rule(data=st.data(), outcome=st.sampled_from(["risen", "risen", "failed", "lost"]))
+    def end_rise(self, data, outcome):
+        flight = self.rises.pop(data.draw(st.just(0) | st.integers(0, len(self.rises) - 1)))
+        if outcome == "risen":
+            self.report_risen(flight)
+        else:
+            self.report_failed(flight, outcome == "lost")
 
     def report_risen(self, flight: RiseUnderWay) -> None:
         rise, here = flight.rise, self.held[self.compute]
@@ -373,10 +410,7 @@ class TieredPoolMachine(RuleBasedStateMachine):
             assert block_id is None
             self.pins[rise.block_id] -= 1
 
-    @precondition(lambda self: self.rises)
-    @rule(data=st.data(), lost=st.booleans())
-    def rise_failed(self, data, lost):
-        flight = self.rises.pop(data.draw(st.integers(0, len(self.rises) - 1)))
+    def report_failed(self, flight: RiseUnderWay, lost: bool) -> None:
         rise = flight.rise
         kept = self.made.get((rise.tier, rise.slot)) == flight.copy_made
         self.pool.rise_failed(rise, lost)
@@ -408,8 +442,7 @@ class TieredPoolMachine(RuleBasedStateMachine):
         assert sorted(self.replica.blocks()) == sorted(blocks)
         Inventory(blocks)
 
-    @rule(path=paths)
-    def match(self, path):
+    def compare_matches(self, path):
         hashes = chain(path)
         ends = [sum(h in held for h in hashes) for held in self.held.values()]
         assert self.pool.match(hashes) == ends[0]
@@ -429,6 +462,8 @@ class TieredPoolMachine(RuleBasedStateMachine):
         for tier, held in self.held.items():
             assert copies_of(self.pool, tier) == held
             assert all(parent_of(path_of(h)) is None or parent_of(path_of(h)) in held for h in held)
+            for block_hash in held:
+                self.compare_matches((*path_of(block_hash), 2, 1))
         fastest = {h: tier for tier, held in reversed(self.held.items()) for h in held}
         inventory = {h: (parent, tier) for h, parent, tier in self.pool._inventory.blocks()}
         assert inventory == {h: (parent_of(path_of(h)), tier) for h, tier in fastest.items()}
@@ -448,8 +483,7 @@ class TieredPoolMachine(RuleBasedStateMachine):
         for flight in self.sinks:
             self.report_sunk(flight)
         for flight in self.rises:
-            self.pool.rise_failed(flight.rise, lost=False)
-            self.pins[flight.rise.block_id] -= 1
+            self.report_failed(flight, lost=False)
         self.sinks, self.rises = [], []
         for block_id in self.pinned():
             self.release_blocks([block_id] * self.pins[block_id])
