@@ -108,6 +108,7 @@ class Node:
         self._loops: set[asyncio.Task[None]] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._room_callbacks: list[Callable[[], None]] = []
+        self._promises: list[Callable[[], int]] = []
 
     async def start(self) -> None:
         """Ready to serve when this returns."""
@@ -167,8 +168,13 @@ class Node:
         here, and what is being decoded comes first; where some wait for blocks to come back, none."""
         if self.steps.preempted:
             return 0
-        kept = int(KEPT_SHARE * self.pool.stats().blocks) + self.steps.blocks_to_allocate()
-        return max(0, self.pool.available() - kept)
+        promised = sum(promised() for promised in self._promises)
+        kept = max(int(KEPT_SHARE * self.pool.stats().blocks), promised)
+        return max(0, self.pool.available() - kept - self.steps.blocks_to_allocate())
+
+    def on_promise(self, promised: Callable[[], int]) -> None:
+        """`promised()`: how many of the available blocks are meant for what has begun already."""
+        self._promises.append(promised)
 
     def prefix_reused(self, tokens: int) -> None:
         self.cached_tokens_total += tokens

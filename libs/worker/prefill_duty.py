@@ -42,6 +42,7 @@ class PrefillDuty:
         self._draining = False
         self._changed = asyncio.Event()
         node.on_room_change(self._take_next)
+        node.on_promise(self._blocks_to_take)
 
     def handlers(self) -> Mapping[type, Handler]:
         return {Submit: self._on_submit}
@@ -162,9 +163,12 @@ class PrefillDuty:
             return True
         if not self._active and node.pool.stats().in_use == 0:
             return False
-        blocks = node.steps.blocks_to_allocate()
-        blocks += sum(taking.blocks_to_take() for taking in (*self._active, request))
+        blocks = node.steps.blocks_to_allocate() + self._blocks_to_take() + request.blocks_to_take()
         return blocks > node.pool.available()
+
+    def _blocks_to_take(self) -> int:
+        """Of the available blocks, those that the requests under way will still take."""
+        return sum(request.blocks_to_take() for request in self._active)
 
     def _left(self, request: PrefillRequest) -> None:
         """The request is done here and holds nothing any more."""

@@ -26,7 +26,8 @@ from protocol import prefill
 from worker.handover import Handover
 from worker.node import Node
 from worker.placed_decode import PlacedDecode
-from worker.prefix_fetch import FetchPlan
+from worker.placed_prefix import PlacedPrefix
+from worker.prefix_fetch import Fetched
 from worker.sequence import Sequence
 
 
@@ -46,8 +47,7 @@ class PrefillRequest:
         self.sequence = sequence
         self._node = node
         self._work = submit.work
-        self._source = submit.source
-        self._source_blocks = submit.prefix_blocks
+        self._prefix = PlacedPrefix(node, sequence, submit)
         self._decode = PlacedDecode(node, submit.work, submit.decode, trace)
         self._prompt = prompt
         self._adopt = adopt
@@ -57,8 +57,6 @@ class PrefillRequest:
         self._state = prefill.Prefill(local=local)
         self._peer: Peer | None = None
         self._handover: Handover | None = None
-        self._bringing: asyncio.Task[None] | None = None
-        self._fetched_block_ids: list[int] = []
 
     # What the duty sees.
 
@@ -70,7 +68,7 @@ class PrefillRequest:
         sequence = self.sequence
         context_tokens = sequence.context_tokens
         if not context_tokens:
-            plan = self._plan()
+            plan = self._prefix.plan()
             context_tokens = max(plan.held_blocks, plan.target_blocks) * BLOCK_TOKENS
         return QueuedRequest(
             self._work.request_id,
@@ -87,11 +85,12 @@ class PrefillRequest:
         further_samples = self._work.sampling.samples - 1 if self._state.local else 0
         if self.sequence.block_ids:
             return further_samples
-        return self.sequence.blocks_to_take(self._node.pool) + further_samples
+        blocks = self.sequence.blocks_to_take(self._node.pool) - self._prefix.coming_blocks
+        return blocks + further_samples
 
     def take(self) -> None:
         """It is its turn."""
-        self.feed(prefill.Taken(fetches=self._plan().brings))
+        self.feed(prefill.Taken(fetches=self._prefix.plan().brings))
 
     def time_passed(self) -> None:
         if self._node.now_s() >= self._ends_at_s:
@@ -136,8 +135,8 @@ class PrefillRequest:
             case prefill.AskReserve():
                 self._node.spawn(self._reserve(), "reserve", self.failed)
             case prefill.Fetch():
-                self._bringing = asyncio.create_task(self._bring())
-                self._node.spawn(self._fetch(self._bringing), "fetch", self.failed)
+                bringing = self._prefix.begin(self._ends_at_s)
+                self._node.spawn(self._fetch(bringing), "fetch", self.failed)
             case prefill.Compute(reserved):
                 self._compute(reserved)
             case prefill.SendRenew(generation):
@@ -167,18 +166,7 @@ class PrefillRequest:
             case prefill.Free():
                 self._begin_free()
 
-    def _plan(self) -> FetchPlan:
-        """How far the prefix is here, and how far it is to be brought in."""
-        hashes = self.sequence.reusable_hashes
-        return self._node.fetch.plan(hashes, self._source, self._source_blocks)
-
-    async def _bring(self) -> None:
-        """At its end, however it ends, what is pinned is noted here."""
-        hashes = self.sequence.reusable_hashes
-        fetched = await self._node.fetch.bring(hashes, self._source, self._source_blocks, self._ends_at_s)
-        self._fetched_block_ids = fetched.block_ids
-
-    async def _fetch(self, bringing: asyncio.Task[None]) -> None:
+    async def _fetch(self, bringing: asyncio.Task[Fetched]) -> None:
         await asyncio.wait({bringing})
         if bringing.cancelled():
             return
@@ -214,7 +202,7 @@ class PrefillRequest:
             self.feed(prefill.Failed(str(error)))
             return
         finally:
-            self._release_fetched()
+            self._prefix.release()
         self._node.prefix_reused(sequence.cached_tokens)
         if reserved is not None:
             assert self._peer is not None
@@ -293,25 +281,13 @@ class PrefillRequest:
 
     async def _free(self) -> None:
         """No fetch, step or write uses the blocks any more; then they go back, the full ones cached."""
-        await self._end_fetch()
+        await self._prefix.end()
         await self._node.steps.remove(self.sequence)
         if self._handover is not None:
             await self._handover.abort()
         self.sequence.give_back(self._node.pool)
         self._node.pool_changed()
         self._leave()
-
-    async def _end_fetch(self) -> None:
-        """What it had brought is given back."""
-        if self._bringing is None:
-            return
-        self._bringing.cancel()
-        await asyncio.wait({self._bringing})
-        self._release_fetched()
-
-    def _release_fetched(self) -> None:
-        self._node.pool.release(self._fetched_block_ids)
-        self._fetched_block_ids = []
 
     def _leave(self) -> None:
         assert self._state.result is not None

@@ -9,7 +9,7 @@ blocks are computed, and the source is left alone about them for a while. How a 
 import asyncio
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from cluster.messages import MATCH_BLOCKS_MAX
@@ -59,7 +59,9 @@ class FetchPlan:
 class Fetched:
     """The chain's leading blocks that are pinned now, whoever brought them. To be released by who has it."""
 
-    block_ids: list[int]
+    block_ids: list[int] = field(default_factory=list)
+    coming_blocks: int = 0
+    """Pinned as well, and still being read into."""
     risen_blocks: int = 0
     read_blocks: int = 0
     detail: str = ""
@@ -107,12 +109,15 @@ class PrefixFetch:
         ends_at_s: float,
         *,
         whatever_it_costs: bool = False,
+        fetched: Fetched | None = None,
     ) -> Fetched:
         """Pin what is held of the chain and bring what is missing, up to what `source` is said to have.
 
-        Raises nothing for what becomes of the fetch; ends by `ends_at_s` at the latest. Where it is cancelled
-        nothing stays pinned; what had come by then stays cached.
+        Returns `fetched`, which tells meanwhile how far it has come. Raises nothing for what becomes of the
+        fetch; ends by `ends_at_s` at the latest. Where it is cancelled nothing stays pinned; what had come by
+        then stays cached.
         """
+        fetched = Fetched() if fetched is None else fetched
         node = self._node
         started_s = node.now_s()
         plan = self.plan(hashes, source, source_blocks, whatever_it_costs=whatever_it_costs)
@@ -121,11 +126,11 @@ class PrefixFetch:
         while plan.brings and (coming := self._coming.get(hashes[plan.held_blocks])) is not None:
             await asyncio.wait([coming], timeout=ends_at_s - node.now_s())
             if not coming.done():
-                fetched = Fetched(node.pool.acquire(hashes))
+                fetched.block_ids = node.pool.acquire(hashes)
                 self._failed(fetched, FetchFailure.TIMEOUT, "others did not bring it in time")
                 return fetched
             plan = self.plan(hashes, source, source_blocks, whatever_it_costs=whatever_it_costs)
-        fetched = Fetched(node.pool.acquire(hashes))
+        fetched.block_ids = node.pool.acquire(hashes)
         try:
             with self._claimed(hashes[plan.held_blocks : plan.target_blocks]):
                 await self._rise(hashes[: plan.rise_blocks], fetched, ends_at_s)
@@ -133,6 +138,7 @@ class PrefixFetch:
                     await self._read(hashes[: plan.read_blocks], source, fetched, ends_at_s)
         except BaseException:
             node.pool.release(fetched.block_ids)
+            fetched.block_ids = []
             raise
         finally:
             node.pool_changed()
@@ -187,6 +193,7 @@ class PrefixFetch:
             self._failed(fetched, FetchFailure.NO_BLOCKS, str(error))
             return
         prefix_source = PrefixSource(node, source)
+        fetched.coming_blocks = len(fresh)
         try:
             pin = prefix_source.pinned(self._pin_ids.next(), hashes, first_block, ends_at_s)
             async with pin as pinned:
@@ -197,6 +204,7 @@ class PrefixFetch:
             self._avoided.avoid(source, hashes[len(fetched.block_ids)], node.now_s())
             self._failed(fetched, error.reason, f"{source}: {error}")
         finally:
+            fetched.coming_blocks = 0
             node.pool.release(fresh)
 
     async def _read_pieces(
@@ -212,6 +220,7 @@ class PrefixFetch:
         first_block = len(fetched.block_ids)
         node.pool.release(fresh[len(pinned.block_ids) :])
         del fresh[len(pinned.block_ids) :]
+        fetched.coming_blocks = len(fresh)
         piece_blocks = min(max(1, PIECE_BYTES // node.layout.block_bytes), PIECE_BLOCKS_MAX)
         while fresh:
             piece = fresh[:piece_blocks]
@@ -222,6 +231,7 @@ class PrefixFetch:
                 parent = hashes[block - 1] if block else None
                 fetched.block_ids.append(node.pool.store_or_share(block_id, hashes[block], parent))
             del fresh[: len(piece)]
+            fetched.coming_blocks = len(fresh)
             fetched.read_blocks += len(piece)
             self._metrics.read(len(piece), node.layout.block_bytes)
             node.pool_changed()
