@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.support.prefix_sources import MOVING_PAYS, SOURCE, LendingSource, announce
 from tests.support.reference import Reference
 from tests.support.workers import TOKENS, Workers, greedy, packed, prompt, workers
@@ -15,9 +17,12 @@ from cluster.messages import Cancel, PinRefused, ReadPin, ReadPinned, RefusalRea
 from engine.layout import KVLayout
 from engine.model_folder import ModelConfig
 from kvhash import BLOCK_TOKENS, BlockHash, block_hashes, unpack
+from kvindex.core import InstanceId
 from kvtransfer import ChecksumError, PeerLostError
 from policy.core import RequestId, Role
+from policy.cost import prefill_s, ssd_read_s, transfer_s
 from worker import avoided_sources, prefix_fetch, prefix_source
+from worker.prefix_fetch import FetchPlan, patience_s, worthwhile
 
 pytestmark = pytest.mark.unit
 
@@ -390,10 +395,180 @@ async def test_a_fetch_finds_no_blocks_to_read_into(tiny: Path, reference: Refer
         await world.nothing_is_held()
 
 
+async def test_who_comes_after_a_fetch_waits_only_for_room(tiny: Path, reference: Reference) -> None:
+    """24 blocks: 12 are being read into and 1 is still to be taken, 11 are left for another request. Blocks
+    that are promised are not lent meanwhile."""
+    block_bytes = KVLayout.of(ModelConfig.load(tiny)).block_bytes
+    async with workers(tiny, ROLES, pool_bytes=24 * block_bytes) as cluster:
+        announce(cluster, MOVING_PAYS)
+        source = LendingSource(cluster, "a")
+        await source.start()
+        world = World(cluster, source)
+        await world.warm()
+        held_back = asyncio.Event()
+
+        async def later(asked: ReadPin, right: Pinned) -> object:
+            await held_back.wait()
+            return right
+
+        source.answer = later
+        answer = asyncio.create_task(world.ask("r", at=COUPLED))
+        await source.wait(lambda: source.asked)
+        assert world.b.pool.available() == 24 - BLOCKS
+        assert world.b.spare_blocks() == 24 - BLOCKS - 24 // 4
+        await cluster.submit("beside", prompt(11 * BLOCK_TOKENS, seed=3), 1, at=COUPLED)
+        await cluster.ear.wait_finish("beside")
+        assert not answer.done()
+        held_back.set()
+        assert await answer == greedy(reference, PROMPT)
+        await world.nothing_is_held()
+
+
+@pytest.mark.parametrize("own_cache", [False, True])
+async def test_a_prefix_on_the_source_s_ssd_is_read_by_one_that_computes_elsewhere(
+    tiny: Path, reference: Reference, tmp_path: Path, own_cache: bool
+) -> None:
+    """Two real workers. The source has computed so much since that the prompt lies below its memory."""
+    compute_bytes = 40 * KVLayout.of(ModelConfig.load(tiny)).block_bytes
+    settings = {
+        "sink_ahead_share": 1.0,
+        "pool_bytes": (2 if own_cache else 1) * compute_bytes,
+        "device_bytes": compute_bytes if own_cache else 0,
+        "own_cache": own_cache,
+        "ssd_bytes": 8 * compute_bytes,
+        "ssd_folder": str(tmp_path),
+    }
+    async with workers(tiny, ROLES, **settings) as cluster:
+        announce(cluster, replace(MOVING_PAYS, ssd_fixed_s=0.0, ssd_bytes_per_s=1e15))
+        await cluster.submit("warm", PROMPT, 1, at=("a", "a"))
+        await cluster.ear.wait_finish("warm")
+        world = World(cluster, LendingSource(cluster, "a"))
+        a = cluster.apps["a"]._node
+        await _sink(cluster, "a")
+        assert a.pool.match(_hashes(world)) < BLOCKS == a.pool.match_held(_hashes(world))
+        answer = await world.ask("r", source=(InstanceId("a"), BLOCKS), at=COUPLED)
+        assert answer == greedy(reference, PROMPT)
+        assert cluster.ear.cached_tokens["r"] == BLOCKS * BLOCK_TOKENS
+        assert world.computed_tokens("b") == len(PROMPT) - BLOCKS * BLOCK_TOKENS
+        assert world.blocks_read() == BLOCKS
+        await cluster.quiet()
+
+
+@pytest.mark.parametrize("pays", [True, False])
+async def test_what_lies_below_rises_where_that_pays(
+    tiny: Path, reference: Reference, tmp_path: Path, pays: bool
+) -> None:
+    compute_bytes = 40 * KVLayout.of(ModelConfig.load(tiny)).block_bytes
+    settings = {
+        "sink_ahead_share": 1.0,
+        "pool_bytes": compute_bytes,
+        "ssd_bytes": 8 * compute_bytes,
+        "ssd_folder": str(tmp_path),
+    }
+    async with workers(tiny, {"b": ROLES["b"]}, **settings) as cluster:
+        announce(cluster, replace(MOVING_PAYS, ssd_fixed_s=0.0 if pays else 1e3, ssd_bytes_per_s=1e15))
+        world = World(cluster, LendingSource(cluster, "b"))
+        await world.ask("first", source=None, at=COUPLED)
+        await _sink(cluster, "b")
+        held = world.b.pool.match(_hashes(world))
+        assert held < BLOCKS == world.b.pool.match_held(_hashes(world))
+        computed = world.computed_tokens("b")
+        assert await world.ask("r", source=None, at=COUPLED) == greedy(reference, PROMPT)
+        reused = BLOCKS if pays else held
+        assert world.computed_tokens("b") - computed == len(PROMPT) - reused * BLOCK_TOKENS
+        assert cluster.ear.cached_tokens.get(RequestId("r"), 0) == reused * BLOCK_TOKENS
+        risen = world.counted("b", "moonpool_fetched_blocks_total", source="local_ssd")
+        assert risen == (BLOCKS - held if pays else 0)
+        await cluster.quiet()
+
+
+COST = replace(
+    MOVING_PAYS,
+    prefill_per_token_s=1e-3,
+    prefill_per_token_pair_s=0.0,
+    transfer_fixed_s=0.001,
+    transfer_bytes_per_s=1e6,
+    ssd_fixed_s=0.001,
+    ssd_bytes_per_s=1e6,
+)
+"""16 ms to compute a block, and 1 ms to move it, if it has 1000 bytes."""
+
+
+@pytest.mark.parametrize(
+    ("plan", "ssd_blocks", "block_bytes", "worth"),
+    [
+        (FetchPlan(2, 2, 10), 0, 1000, FetchPlan(2, 2, 10)),
+        (FetchPlan(2, 6, 10), 4, 1000, FetchPlan(2, 6, 10)),
+        (FetchPlan(2, 6, 0), 4, 1000, FetchPlan(2, 6, 0)),
+        (FetchPlan(2, 2, 10), 0, 20_000, FetchPlan(2, 0, 0)),
+        (FetchPlan(2, 6, 0), 4, 20_000, FetchPlan(2, 0, 0)),
+        # What lies in memory here rises though the rest does not pay; what lies on SSD would not pay either.
+        (FetchPlan(2, 6, 10), 0, 20_000, FetchPlan(2, 6, 0)),
+        (FetchPlan(2, 6, 10), 4, 20_000, FetchPlan(2, 0, 0)),
+        # 2 blocks on SSD cost 41 ms and save 32; with 8 more from memory here and 2 from the source it pays.
+        (FetchPlan(0, 2, 0), 2, 20_000, FetchPlan(0, 0, 0)),
+        (FetchPlan(0, 10, 12), 2, 20_000, FetchPlan(0, 10, 0)),
+    ],
+)
+def test_as_much_is_brought_as_saves_time(
+    plan: FetchPlan, ssd_blocks: int, block_bytes: int, worth: FetchPlan
+) -> None:
+    assert worthwhile(plan, ssd_blocks, COST, block_bytes) == worth
+    assert worth.brings == (worth.target_blocks > 2 or (plan.held_blocks == 0 and worth.target_blocks > 0))
+
+
+@given(
+    st.integers(0, 50),
+    st.integers(0, 50),
+    st.integers(0, 50),
+    st.floats(0.0, 1.0),
+    st.floats(0.0, 1e-4),
+    st.integers(1, 100_000),
+)
+def test_no_other_part_of_the_plan_saves_more(
+    held: int, rising: int, reading: int, ssd_share: float, pair_s: float, block_bytes: int
+) -> None:
+    cost = replace(COST, prefill_per_token_pair_s=pair_s)
+    rise = held + rising
+    plan = FetchPlan(held, rise, rise + reading if reading else 0)
+    ssd_blocks = int(ssd_share * rising)
+
+    def first_token_s(part: FetchPlan) -> float:
+        end = max(part.held_blocks, part.target_blocks)
+        rise_s = ssd_read_s(cost, ssd_blocks * block_bytes) if part.rise_blocks > held else 0.0
+        read = max(0, part.read_blocks - part.rise_blocks)
+        read_s = transfer_s(cost, read * block_bytes) if read else 0.0
+        prompt_tokens = 2000
+        return rise_s + read_s + prefill_s(cost, prompt_tokens - end * BLOCK_TOKENS, end * BLOCK_TOKENS)
+
+    best = worthwhile(plan, ssd_blocks, cost, block_bytes)
+    parts = [plan, FetchPlan(held, rise, 0), FetchPlan(held, 0, 0)]
+    assert best in parts
+    assert first_token_s(best) <= min(first_token_s(part) for part in parts) + 1e-9
+
+
+def test_a_fetch_gets_as_long_as_it_is_worth_within_bounds() -> None:
+    assert patience_s(FetchPlan(0, 0, 1), COST) == prefix_fetch.FETCH_S_MIN
+    assert patience_s(FetchPlan(0, 0, 400), COST) == pytest.approx(2 * 6.4)
+    assert patience_s(FetchPlan(0, 0, 10_000), COST) == prefix_fetch.FETCH_S_MAX
+
+
 def _hashes(world: World) -> list[BlockHash]:
     """Of the prompt's full blocks that a request may reuse."""
     space = world.source.node.space(world.cluster.work("any", PROMPT, 1))
     return unpack(block_hashes(space, packed(PROMPT)))[:BLOCKS]
+
+
+async def _sink(cluster: Workers, name: str) -> None:
+    """Have it compute so much else that what it holds now lies below its memory, or most of it."""
+    pool = cluster.apps[name]._node.pool
+    for seed in range(1, 9):
+        await cluster.submit(f"other{seed}", prompt(200, seed), 1, at=(name, name))
+        await cluster.ear.wait_finish(f"other{seed}")
+        await cluster.quiet()
+        async with asyncio.timeout(10.0):
+            while pool.stats().tiers[-1].copies < seed * BLOCKS:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
 
 
 def _forget(world: World, name: str) -> None:
