@@ -119,16 +119,18 @@ class TierTree:
         assert self._at[index] is None, f"index {index} is taken"
         parent = None if facts.parent is None else self._copies[facts.parent]
         copy = TierCopy(facts, index, parent, holds)
-        if parent is not None:
-            # Held until the child is placed: a parent that has a child is not in line to go.
-            self.hold(parent)
-            _link(parent, copy)
         self._copies[facts.block_hash] = self._at[index] = copy
-        if not holds:
-            self.cached += 1
-            self._enter(copy)
+        if parent is not None:
+            _link(parent, copy)
+        if holds:
             if parent is not None:
-                self.unhold(parent)
+                self.hold(parent)
+            return copy
+        self.cached += 1
+        self._enter(copy)
+        if parent is not None and not parent.holds:
+            # Not by holding it for a moment: that is O(depth), and a restart adds chains block by block.
+            self._place_anew(parent)
         return copy
 
     def remove(self, copy: TierCopy) -> None:
@@ -177,14 +179,7 @@ class TierTree:
         copy.unsinkable = False
         if copy.holds:
             return
-        current: TierCopy | None = copy
-        while current is not None and current.staged:
-            self._withdraw(current)
-            self._enter(current)
-            current = current.parent
-        if current is not None and not current.holds:
-            self._withdraw(current)
-            self._enter(current)
+        self._place_anew(copy)
 
     def victim(self) -> TierCopy | None:
         """The copy that goes first, a leaf; None where all are in use."""
@@ -242,6 +237,17 @@ class TierTree:
 
     def _key(self, facts: BlockFacts, index: int) -> EvictionKey:
         return self._key_of(facts.candidate(index))
+
+    def _place_anew(self, copy: TierCopy) -> None:
+        """Find the place in line of a cached copy again, and of those above it that were staged after it."""
+        current: TierCopy | None = copy
+        while current is not None and current.staged:
+            self._withdraw(current)
+            self._enter(current)
+            current = current.parent
+        if current is not None and not current.holds:
+            self._withdraw(current)
+            self._enter(current)
 
     def _enter(self, copy: TierCopy) -> None:
         """Put a copy in line where it may be next; nothing happens where it may not or is in line already."""
