@@ -110,6 +110,10 @@ class LooseStack:
         self._processes[name].terminate()
         return self._processes[name].wait(STOP_S_MAX)
 
+    def wait_end(self, name: str) -> int:
+        """Of one that ends by itself; the exit status."""
+        return self._processes[name].wait(READY_S_MAX)
+
     def pause(self, name: str) -> None:
         self._processes[name].send_signal(signal.SIGSTOP)
 
