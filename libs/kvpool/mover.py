@@ -49,7 +49,7 @@ class TierMover:
         self._trouble = trouble
         self._limits = limits
         self._reads = CopyThreads(limits.read_threads, "rise")
-        self._piece_blocks = limits.blocks(limits.piece_bytes, arena.block_bytes)
+        self._piece_blocks = limits.piece_blocks(arena.block_bytes)
         self._shared = Shared(pool, arena, self._stores, self._reads, loaded, trouble, self.counters)
         self._ascents: dict[asyncio.Task[None], Ascent] = {}
         self._sinkers = [

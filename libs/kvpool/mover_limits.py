@@ -13,6 +13,8 @@ PIECE_BYTES = 2 << 20
 thread costs little and giving up is quick."""
 SINK_BATCH_BYTES = 16 << 20
 """Sunk before the pool is asked what is most pressing now."""
+SINK_BATCH_BLOCKS_MAX = 128
+"""Of small blocks: their bookkeeping keeps the event loop some 25 µs each."""
 BACK_OFF_S_MIN = 0.5
 BACK_OFF_S_MAX = 60.0
 """Between attempts to sink into a tier whose store fails; doubled each time."""
@@ -33,14 +35,18 @@ class MoverLimits:
     write_threads: int = WRITE_THREADS
     piece_bytes: int = PIECE_BYTES
     sink_batch_bytes: int = SINK_BATCH_BYTES
+    sink_batch_blocks_max: int = SINK_BATCH_BLOCKS_MAX
     back_off_s_min: float = BACK_OFF_S_MIN
     back_off_s_max: float = BACK_OFF_S_MAX
     stall_s: float = STALL_S
     settle_s_max: float = SETTLE_S_MAX
 
-    def blocks(self, size_bytes: int, block_bytes: int) -> int:
-        """How many blocks come to at most `size_bytes`, at least one."""
-        return max(1, size_bytes // block_bytes)
+    def piece_blocks(self, block_bytes: int) -> int:
+        """Copied by a thread in one go."""
+        return max(1, self.piece_bytes // block_bytes)
+
+    def sink_batch_blocks(self, block_bytes: int) -> int:
+        return min(self.sink_batch_blocks_max, max(1, self.sink_batch_bytes // block_bytes))
 
     def back_off_s(self, failures: int) -> float:
         """How long a tier is left alone after so many failures in a row, at least 1."""

@@ -49,8 +49,8 @@ class Sinker:
         self._changed = changed
         self._trouble = trouble
         self._threads = CopyThreads(limits.write_threads, f"sink-{tier}")
-        self._batch_blocks = limits.blocks(limits.sink_batch_bytes, arena.block_bytes)
-        self._piece_blocks = limits.blocks(limits.piece_bytes, arena.block_bytes)
+        self._batch_blocks = limits.sink_batch_blocks(arena.block_bytes)
+        self._piece_blocks = limits.piece_blocks(arena.block_bytes)
         self._woken = asyncio.Event()
         self._under_way: asyncio.Task[bool] | None = None
         self._failures = 0

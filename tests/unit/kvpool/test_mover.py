@@ -396,6 +396,16 @@ def test_the_pauses_grow_up_to_a_limit():
     ]
 
 
+@pytest.mark.parametrize(
+    ("block_bytes", "batch_blocks", "piece_blocks"),
+    [(4096, 128, 512), (368_640, 45, 5), (5 << 20, 3, 1), (64 << 20, 1, 1)],
+)
+def test_batches_and_pieces_are_bounded_in_blocks_and_bytes(block_bytes, batch_blocks, piece_blocks):
+    limits = MoverLimits()
+    assert limits.sink_batch_blocks(block_bytes) == batch_blocks
+    assert limits.piece_blocks(block_bytes) == piece_blocks
+
+
 async def test_a_slot_that_fails_costs_its_block_and_what_comes_after_it():
     async with TierWorld() as world:
         failing = set()

@@ -402,6 +402,20 @@ def test_a_disk_too_full_makes_a_smaller_store(tmp_path, monkeypatch, free_bytes
     whole.close()
 
 
+def test_a_limit_of_the_file_size_makes_a_smaller_store(tmp_path):
+    """The kernel's own refusal to allocate."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (3 * SLOT_BYTES, before[1]))
+        store = open_store(tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert (store.slots, store.opening.slots_asked) == (2, SLOTS)
+    write(store, 1, 2)
+    assert read(store, 1, 2) == data_of(2)
+    store.close()
+
+
 @pytest.mark.parametrize("free_bytes", [0, SUPERBLOCK_BYTES, SUPERBLOCK_BYTES + SLOT_BYTES])
 def test_a_disk_without_room_for_a_block_is_refused(tmp_path, monkeypatch, free_bytes):
     with room_for(monkeypatch, free_bytes), pytest.raises(StoreError, match=r"no space left on the disk"):
