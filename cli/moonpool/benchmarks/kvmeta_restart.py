@@ -190,9 +190,10 @@ async def _until_ready(url: str) -> None:
 
 async def _until_right(asker: "Bus", prompts: Sequence[tuple["InstanceId", bytes]], share: float) -> float:
     """When `share` of the prompts were answered as by who holds them."""
-    while await _right_share(asker, prompts) < share:
+    while True:
+        if await _right_share(asker, prompts) >= share:
+            return asyncio.get_running_loop().time()
         await asyncio.sleep(POLL_S)
-    return asyncio.get_running_loop().time()
 
 
 async def _right_share(asker: "Bus", prompts: Sequence[tuple["InstanceId", bytes]]) -> float:
