@@ -97,11 +97,12 @@ class Ascent:
         self._taken = None
         self._lose_interest()
 
-    async def progress(self) -> None:
-        """Returns when more of it is stored, or it is over. For others who want a part of it."""
+    async def brought(self, block_hash: BlockHash) -> None:
+        """Returns when that block is stored, or known not to come. For others who want it."""
         self._interested += 1
         try:
-            await self._progress.wait()
+            while self._shared.rising.get(block_hash) is self:
+                await self._progress.wait()
         finally:
             self._lose_interest()
 

@@ -90,6 +90,7 @@ class TierMover:
                 await self._rise(hashes[:end], first, taken)
         except TimeoutError:
             self.counters.late_rises += 1
+            self._take_held(hashes[:end], first, taken)
         except BaseException:
             self._pool.release(taken)
             raise
@@ -121,24 +122,29 @@ class TierMover:
 
     async def _rise(self, hashes: Sequence[BlockHash], first: int, taken: list[int]) -> None:
         """Appends to `taken` what is pinned, as it comes."""
-        while (reached := first + len(taken)) < len(hashes) and not self._closing:
-            held = self._pool.match(hashes)
-            if held > reached:
-                self._take_held(hashes[:held], reached, taken)
-                continue
+        while not self._closing:
+            self._take_held(hashes, first, taken)
+            reached = first + len(taken)
+            if reached >= len(hashes) or self._pool.match(hashes) < reached:
+                return
             bringing = self._shared.rising.get(hashes[reached])
-            if bringing is not None:
-                await bringing.progress()
-                continue
-            if held == reached and self._may_read():
-                await self._ascend(hashes, len(hashes) - reached, taken)
-            return
+            if bringing is None:
+                if self._may_read():
+                    await self._ascend(hashes, len(hashes) - reached, taken)
+                return
+            last = reached
+            while last + 1 < len(hashes) and self._shared.rising.get(hashes[last + 1]) is bringing:
+                last += 1
+            await bringing.brought(hashes[last])
 
-    def _take_held(self, hashes: Sequence[BlockHash], reached: int, taken: list[int]) -> None:
-        """Somebody else brought it."""
-        block_ids = self._pool.acquire(hashes)
-        self._pool.release(block_ids[:reached])
-        taken += block_ids[reached:]
+    def _take_held(self, hashes: Sequence[BlockHash], first: int, taken: list[int]) -> None:
+        """Pin what somebody else brought of the chain behind what is taken."""
+        reached = first + len(taken)
+        held = self._pool.match(hashes)
+        if held > reached:
+            block_ids = self._pool.acquire(hashes[:held])
+            self._pool.release(block_ids[:reached])
+            taken += block_ids[reached:]
 
     def _may_read(self) -> bool:
         """Not while the disk hangs: everybody would wait for their deadline."""
