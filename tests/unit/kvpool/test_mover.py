@@ -141,7 +141,9 @@ async def test_at_the_deadline_it_returns_what_is_there_and_gives_back_the_rest_
     async with TierWorld(limits=replace(LIMITS, read_threads=1)) as world:
         await world.sink(A)
         world.ssd.reads.shut()
-        assert await world.mover.rise(A, 0.02) == []
+        rise = asyncio.create_task(world.mover.rise(A, 0.3))
+        await eventually(lambda: world.ssd.reads.waiting)
+        assert await rise == []
         assert world.mover.counters.late_rises == 1
         # The thread is still at its block: none of the six may be anybody else's.
         assert world.ssd.reads.waiting == 1
