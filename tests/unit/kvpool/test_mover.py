@@ -421,6 +421,28 @@ async def test_a_full_disk_is_told_and_left_alone_for_longer_and_longer_and_used
         assert not counters(world).backing_off
 
 
+async def test_a_failing_disk_is_not_written_to_while_it_is_left_alone():
+    async with TierWorld(
+        blocks=16, limits=replace(LIMITS, back_off_s_min=60.0, back_off_s_max=60.0)
+    ) as world:
+        world.ssd.fails_write = lambda slot: True
+        world.start()
+        world.keep(A)
+        await world.until(lambda: counters(world).backing_off)
+        tried = world.ssd.writes.passed
+        for name in "bcd":
+            world.keep(chain(name, 3))
+            for _ in range(5):
+                await asyncio.sleep(0)
+        assert not world.pool.stats().tiers[-1].moving
+        assert (world.ssd.writes.passed, len(world.troubles)) == (tried, 1)
+        # Closing tries once more: what could not be written then may be by now.
+        world.ssd.fails_write = lambda slot: False
+        await world.stop()
+        await world.mover.close(LONG_S)
+        assert {copy.block_hash for copy in world.ssd.recover()} >= set(chain("b", 3) + chain("d", 3))
+
+
 def test_the_pauses_grow_up_to_a_limit():
     limits = MoverLimits(back_off_s_min=0.5, back_off_s_max=60.0)
     assert [limits.back_off_s(failures) for failures in (1, 2, 3, 7, 8, 9, 10**9)] == [
