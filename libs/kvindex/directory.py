@@ -12,7 +12,7 @@ Knows neither event numbers nor messages. One thread; bounded by what the instan
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import repeat
 
 import numpy as np
@@ -20,66 +20,26 @@ import numpy as np
 from kvhash import HASH_BYTES, HashInputError, unpack
 from kvindex.changes import ChangeFinder
 from kvindex.core import BlockAction, BlockEvent, HeldRun, InstanceId, InstanceMatch, Tier
-from kvindex.holders import CODE_OF, PLACE_BITS, PLACE_MASK, Interned, count
+from kvindex.holders import CODE_OF, Interned, count
 from kvindex.inventory import InventoryError
 from kvindex.matches import MatchBuilder
+from kvindex.places import Place, Places, Replacement
 from kvindex.runs import NO_PARENT
 
 
 @dataclass(slots=True)
-class _Place:
-    """Two bits of every holders' integer, and how many blocks have them set."""
-
-    number: int
-    blocks: int = 0
-    shift: int = field(init=False)
-    mask: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.shift = PLACE_BITS * self.number
-        self.mask = PLACE_MASK << self.shift
-
-
-@dataclass(slots=True)
 class _Sweep:
-    places: list[_Place]
+    places: list[Place]
     hashes: list[bytes]
     at: int = 0
-
-
-class Replacement:
-    """A new inventory of one instance, built up run by run; nobody sees it before `Directory.commit`."""
-
-    __slots__ = ("_directory", "instance", "parents_missing", "place")
-
-    def __init__(self, directory: "Directory", instance: InstanceId, place: _Place) -> None:
-        self._directory = directory
-        self.instance = instance
-        self.place: _Place | None = place
-        """None once it is committed or abandoned."""
-        self.parents_missing: set[bytes] = set()
-        """Parents that had not come when their children did."""
-
-    @property
-    def blocks(self) -> int:
-        return 0 if self.place is None else self.place.blocks
-
-    def add(self, run: HeldRun) -> None:
-        """InventoryError where a block comes twice, HashInputError for what are no hashes; then nothing of
-        the run was taken. Parents may come later than their children."""
-        if self.place is None:
-            raise AssertionError("the inventory is committed or abandoned already")
-        self.parents_missing |= self._directory.add_run(self.place, run)
 
 
 class Directory:
     def __init__(self) -> None:
         self._holders: dict[bytes, int] = {}
         self._interned = Interned()
-        self._places: dict[InstanceId, _Place] = {}
-        self._numbers_taken: set[int] = set()
-        self._left: list[_Place] = []
-        """Places that were left and whose bits are still set somewhere."""
+        self._places = Places()
+        self._place_of: dict[InstanceId, Place] = {}
         self._sweep: _Sweep | None = None
         self._finder = ChangeFinder()
         self._matches = MatchBuilder()
@@ -116,49 +76,58 @@ class Directory:
 
     def replacement(self, instance: InstanceId) -> Replacement:
         """Begin a new inventory of the instance; it ends with `commit` or `abandon`."""
-        return Replacement(self, instance, self._take_place())
+        return Replacement(instance, self._places.take())
+
+    def extend(self, replacement: Replacement, run: HeldRun) -> None:
+        """InventoryError where a block comes twice, HashInputError for what are no hashes; then nothing of
+        the run was taken. Parents may come later than their children."""
+        place = replacement.open_place()
+        if len(run.parents) != len(run.block_hashes):
+            raise InventoryError(
+                f"parents: {len(run.parents)} bytes beside {len(run.block_hashes)} of block hashes"
+            )
+        self._store(place, unpack(run.block_hashes), run.tier)
+        for parent in _parents_elsewhere(run):
+            if parent != NO_PARENT and not self._holders.get(parent, 0) & place.mask:
+                replacement.parents_missing.add(parent)
 
     def commit(self, replacement: Replacement) -> None:
         """Forget what was known of the instance and show the new inventory instead. O(1), mostly.
 
         InventoryError where a block's parent is not in the inventory; then what was known is known still.
         """
-        place = replacement.place
-        if place is None:
-            raise AssertionError("the inventory is committed or abandoned already")
+        place = replacement.open_place()
         for parent in replacement.parents_missing:
             self._check_parent(place, parent)
         replacement.place = None
-        instance = replacement.instance
-        if instance in self._places:
-            self._leave(self._places[instance])
-        self._show(instance, place)
+        self.drop(replacement.instance)
+        self._show(replacement.instance, place)
 
     def abandon(self, replacement: Replacement) -> None:
         """Forget a new inventory that is not to be shown; nothing happens after `commit`. O(1)."""
         place, replacement.place = replacement.place, None
         if place is not None:
-            self._leave(place)
+            self._places.leave(place)
 
     def replace(self, instance: InstanceId, runs: Iterable[HeldRun]) -> None:
         """Forget what was known of the instance and take `runs` for it, in one go.
 
-        Raises as `Replacement.add` and `commit` do; then what was known is known still.
+        Raises as `extend` and `commit` do; then what was known is known still.
         """
         replacement = self.replacement(instance)
         try:
             for run in runs:
-                replacement.add(run)
+                self.extend(replacement, run)
             self.commit(replacement)
         finally:
             self.abandon(replacement)
 
     def drop(self, instance: InstanceId) -> None:
         """Forget the instance; nothing happens where it is unknown. O(1)."""
-        place = self._places.pop(instance, None)
+        place = self._place_of.pop(instance, None)
         if place is not None:
             self._matches.hide(place.number)
-            self._leave(place)
+            self._places.leave(place)
 
     def sweep(self, blocks_max: int) -> bool:
         """Clear what dropped and replaced instances left behind, looking at `blocks_max` blocks at most.
@@ -166,44 +135,32 @@ class Directory:
         False once nothing is left. Each pass begins with a list of all hashes: some 10 ms for a million.
         """
         if self._sweep is None:
-            if not self._left:
+            if not self._places.to_sweep:
                 return False
-            places, self._left = self._left, []
-            self._sweep = _Sweep(places, list(self._holders))
+            self._sweep = _Sweep(self._places.take_left(), list(self._holders))
         sweep = self._sweep
         part = sweep.hashes[sweep.at : sweep.at + blocks_max]
         sweep.at += len(part)
         self._clear(part, sum(place.mask for place in sweep.places))
         if sweep.at == len(sweep.hashes):
-            self._numbers_taken.difference_update(place.number for place in sweep.places)
+            self._places.give_back(sweep.places)
             self._sweep = None
-        return self._sweep is not None or bool(self._left)
+        return self._sweep is not None or self._places.to_sweep
 
     def instances(self) -> tuple[InstanceId, ...]:
         """Every instance from which something is known, even that it holds nothing."""
-        return tuple(self._places)
+        return tuple(self._place_of)
 
     def blocks(self) -> int:
         """Blocks held, summed over all instances."""
-        return sum(place.blocks for place in self._places.values())
+        return sum(place.blocks for place in self._place_of.values())
 
     def blocks_of(self, instance: InstanceId) -> int:
         """Blocks held by one instance; 0 where it is unknown."""
-        place = self._places.get(instance)
+        place = self._place_of.get(instance)
         return 0 if place is None else place.blocks
 
-    def add_run(self, place: _Place, run: HeldRun) -> set[bytes]:
-        """For `Replacement.add` alone: the parents that the place has not."""
-        if len(run.parents) != len(run.block_hashes):
-            raise InventoryError(
-                f"parents: {len(run.parents)} bytes beside {len(run.block_hashes)} of block hashes"
-            )
-        self._store(place, unpack(run.block_hashes), run.tier)
-        parents = _parents_elsewhere(run)
-        parents.discard(NO_PARENT)
-        return {parent for parent in parents if not self._holders.get(parent, 0) & place.mask}
-
-    def _store(self, place: _Place, block_hashes: Sequence[bytes], tier: Tier) -> None:
+    def _store(self, place: Place, block_hashes: Sequence[bytes], tier: Tier) -> None:
         before = self._holders_of(block_hashes)
         mask, code = place.mask, CODE_OF[tier] << place.shift
         after = {holders: holders | code for holders in set(before)}
@@ -214,12 +171,12 @@ class Directory:
         self._set(block_hashes, before, after)
         place.blocks += len(block_hashes)
 
-    def _move(self, place: _Place, block_hashes: Sequence[bytes], tier: Tier) -> None:
+    def _move(self, place: Place, block_hashes: Sequence[bytes], tier: Tier) -> None:
         before = self._held(place, block_hashes)
         mask, code = place.mask, CODE_OF[tier] << place.shift
         self._set(block_hashes, before, {holders: holders & ~mask | code for holders in set(before)})
 
-    def _remove(self, place: _Place, block_hashes: Sequence[bytes]) -> None:
+    def _remove(self, place: Place, block_hashes: Sequence[bytes]) -> None:
         before = self._held(place, block_hashes)
         if len(set(block_hashes)) != len(block_hashes):
             raise InventoryError("a block is removed twice")
@@ -255,7 +212,7 @@ class Directory:
         if self._interned.overfull:
             self._interned.keep_only(set(self._holders.values()))
 
-    def _held(self, place: _Place, block_hashes: Sequence[bytes]) -> list[int]:
+    def _held(self, place: Place, block_hashes: Sequence[bytes]) -> list[int]:
         """The holders of blocks that the place has; InventoryError where it has one not."""
         before, mask = self._holders_of(block_hashes), place.mask
         if not all(holders & mask for holders in set(before)):
@@ -265,39 +222,22 @@ class Directory:
     def _holders_of(self, block_hashes: Sequence[bytes]) -> list[int]:
         return list(map(self._holders.get, block_hashes, repeat(0)))
 
-    def _check_parent(self, place: _Place, parent: bytes) -> None:
+    def _check_parent(self, place: Place, parent: bytes) -> None:
         if len(parent) not in (0, HASH_BYTES):
             raise InventoryError(f"parent: {len(parent)} bytes, a block hash has {HASH_BYTES}")
         if parent and not self._holders.get(parent, 0) & place.mask:
             raise InventoryError(f"parent {parent.hex()} is not held")
 
-    def _place(self, instance: InstanceId) -> _Place:
-        place = self._places.get(instance)
+    def _place(self, instance: InstanceId) -> Place:
+        place = self._place_of.get(instance)
         if place is None:
-            place = self._take_place()
+            place = self._places.take()
             self._show(instance, place)
         return place
 
-    def _take_place(self) -> _Place:
-        """The lowest that is free, so that the integers stay short."""
-        number = next(
-            number for number in range(len(self._numbers_taken) + 1) if number not in self._numbers_taken
-        )
-        self._numbers_taken.add(number)
-        return _Place(number)
-
-    def _show(self, instance: InstanceId, place: _Place) -> None:
-        before = self._places.get(instance)
-        if before is not None:
-            self._matches.hide(before.number)
-        self._places[instance] = place
+    def _show(self, instance: InstanceId, place: Place) -> None:
+        self._place_of[instance] = place
         self._matches.show(place.number, instance)
-
-    def _leave(self, place: _Place) -> None:
-        if place.blocks:
-            self._left.append(place)
-        else:
-            self._numbers_taken.discard(place.number)
 
 
 def _parents_elsewhere(run: HeldRun) -> set[bytes]:

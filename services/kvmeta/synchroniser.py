@@ -8,6 +8,7 @@ answered in between.
 
 import asyncio
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from cluster import subjects
 from cluster.bus import Bus, Received
@@ -16,8 +17,9 @@ from cluster.logs import Logger
 from cluster.messages import BlockEvents, InstanceRecord
 from kvhash import HashInputError
 from kvindex.core import InstanceId
-from kvindex.directory import Directory, Replacement
+from kvindex.directory import Directory
 from kvindex.inventory import InventoryError
+from kvindex.places import Replacement
 from kvmeta.fetch import fetch_inventory
 from kvmeta.metrics import KvmetaMetrics
 from protocol.inventory import (
@@ -205,7 +207,11 @@ class Synchroniser:
             inventory = self._directory.replacement(instance)
             try:
                 came = await fetch_inventory(
-                    self._bus, instance, incarnation, inventory.add, chunk_timeout_s=self._chunk_timeout_s
+                    self._bus,
+                    instance,
+                    incarnation,
+                    partial(self._directory.extend, inventory),
+                    chunk_timeout_s=self._chunk_timeout_s,
                 )
                 self._inventory_came(instance, came, inventory)
             except (RetryableError, ProtocolError) as error:

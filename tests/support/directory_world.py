@@ -16,8 +16,9 @@ from tests.support.prompt_tree import chain, parent_of, path_of
 from cluster.messages import BlockEvents
 from kvhash import BlockHash, HashInputError
 from kvindex.core import HeldRun, InstanceId, Tier
-from kvindex.directory import Directory, Replacement
+from kvindex.directory import Directory
 from kvindex.inventory import InventoryError
+from kvindex.places import Replacement
 from kvpool import BlockPool, NoBlocksError
 from protocol import inventory as sync
 from worker.pool_reporter import HEARTBEAT_S, event_messages
@@ -271,7 +272,7 @@ class Follower:
             if self._fetching.get(name) is not ticket:
                 self.directory.abandon(replacement)
             elif number < len(runs):
-                replacement.add(runs[number])
+                self.directory.extend(replacement, runs[number])
                 self._clock.after(seconds_a_run, lambda: take(number + 1))
             else:
                 del self._fetching[name]
