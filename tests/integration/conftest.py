@@ -5,7 +5,10 @@ from pathlib import Path
 
 import pytest
 from tests.support.loose_stack import LooseStack
+from tests.support.soak_reference import SoakReference
 from tests.support.stack import RunningStack, running_stack
+
+from engine.tiny import make_tiny_model
 
 
 @pytest.fixture(scope="session")
@@ -26,6 +29,20 @@ def smollm2_stack(home: Path) -> Iterator[RunningStack]:
     """One prefill and one decode instance with the default model."""
     with running_stack(home, "smollm2", "--model", "smollm2") as stack:
         yield stack
+
+
+@pytest.fixture(scope="session")
+def small_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random model so much larger than `tiny` that to move a block is quicker than to compute it, as with
+    real ones."""
+    folder = tmp_path_factory.mktemp("models") / "small"
+    make_tiny_model(folder, hidden_size=256, intermediate_size=512, layers=6)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def small_reference(small_folder: Path) -> SoakReference:
+    return SoakReference(small_folder)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -1,71 +1,60 @@
 """Blocks are used again across instances: by the next turn of a conversation, by another prefill instance."""
 
-import random
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tests.support.bus_gateway import bus_gateway
+from tests.support.loose_stack import loose_stack
 from tests.support.scrape import Metrics, metrics
 from tests.support.soak_reference import SoakReference
+from tests.support.ssd_stack import (
+    BLOCK_TOKENS,
+    PREFIX_BLOCKS,
+    PREFIX_TOKENS,
+    asking,
+    at_rest,
+    drawn,
+    ssd_tier,
+    start_with_ssd,
+    sunk_prefix,
+)
 from tests.support.stack import RunningStack, Status, running_stack
 
-from engine.tiny import make_tiny_model
 from moonpool.cluster_client import ClusterAddresses
 from policy.core import SamplingParams
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
-BLOCK_TOKENS = 16
 PROMPT_TOKENS = 403
 ANSWER_TOKENS = 70
 NEXT_TOKENS = 37
 CONVERSATIONS = 6
-PREFIX_TOKENS = 600
-PREFIX_BLOCKS = PREFIX_TOKENS // BLOCK_TOKENS
 POOL_BYTES = 96 << 20
 
 
 @pytest.fixture(scope="module")
-def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """So much larger than `tiny` that to move a block is quicker than to compute it, as with real ones."""
-    folder = tmp_path_factory.mktemp("models") / "small"
-    make_tiny_model(folder, hidden_size=256, intermediate_size=512, layers=6)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def one(home: Path, model_folder: Path) -> Iterator[RunningStack]:
+def one(home: Path, small_folder: Path) -> Iterator[RunningStack]:
     """One prefill instance and one that decodes."""
-    with running_stack(home, "reuse-1", *flags(model_folder, 1)) as started:
+    with running_stack(home, "reuse-1", *flags(small_folder, 1)) as started:
         yield started
 
 
 @pytest.fixture(scope="module")
-def three(home: Path, model_folder: Path) -> Iterator[RunningStack]:
+def three(home: Path, small_folder: Path) -> Iterator[RunningStack]:
     """Three prefill instances and one that decodes."""
-    with running_stack(home, "reuse-3", *flags(model_folder, 3)) as started:
+    with running_stack(home, "reuse-3", *flags(small_folder, 3)) as started:
         yield started
 
 
-def flags(model_folder: Path, prefill: int) -> tuple[str, ...]:
-    return ("--model", str(model_folder), "--prefill", str(prefill), "--pool-bytes", str(POOL_BYTES))
+def flags(small_folder: Path, prefill: int) -> tuple[str, ...]:
+    return ("--model", str(small_folder), "--prefill", str(prefill), "--pool-bytes", str(POOL_BYTES))
 
 
 @pytest.fixture(params=["one", "three"])
 def stack(request: pytest.FixtureRequest) -> RunningStack:
     found: RunningStack = request.getfixturevalue(request.param)
     return found
-
-
-@pytest.fixture(scope="module")
-def reference(model_folder: Path) -> SoakReference:
-    return SoakReference(model_folder)
-
-
-def drawn(seed: str, tokens: int) -> list[int]:
-    numbers = random.Random(seed)
-    return [numbers.randrange(10, 500) for _ in range(tokens)]
 
 
 def settled(status: Status) -> bool:
@@ -95,7 +84,7 @@ def whole_blocks(tokens: int) -> int:
 
 
 def test_the_next_turn_finds_prompt_and_answer_of_the_last(
-    stack: RunningStack, reference: SoakReference
+    stack: RunningStack, small_reference: SoakReference
 ) -> None:
     reusable = whole_blocks(PROMPT_TOKENS + ANSWER_TOKENS - 1)
     assert reusable > whole_blocks(PROMPT_TOKENS), "some blocks are of the answer alone"
@@ -109,7 +98,7 @@ def test_the_next_turn_finds_prompt_and_answer_of_the_last(
         prompt = [*said, *drawn(f"turn 2 of {number}", NEXT_TOKENS)]
         answer, cached_tokens = ask(stack, prompt, ANSWER_TOKENS)
         assert cached_tokens == reusable, f"conversation {number}"
-        assert reference.judge(prompt, answer, SamplingParams(ANSWER_TOKENS)).wrong is None
+        assert small_reference.judge(prompt, answer, SamplingParams(ANSWER_TOKENS)).wrong is None
 
 
 def test_the_next_turn_of_a_chat_in_text(stack: RunningStack) -> None:
@@ -131,7 +120,7 @@ def test_the_next_turn_of_a_chat_in_text(stack: RunningStack) -> None:
 
 @pytest.mark.parametrize(("source", "reader"), [("prefill-0", "prefill-1"), ("decode-0", "prefill-2")])
 async def test_a_prefix_of_another_instance_is_read_not_computed(
-    three: RunningStack, reference: SoakReference, source: str, reader: str
+    three: RunningStack, small_reference: SoakReference, source: str, reader: str
 ) -> None:
     prefix = drawn(f"prefix for {reader}", PREFIX_TOKENS)
     first, prompt = ([*prefix, *drawn(f"{end} end for {reader}", 25)] for end in ("one", "other"))
@@ -167,7 +156,29 @@ async def test_a_prefix_of_another_instance_is_read_not_computed(
     assert grown(before, after, "moonpool_fetch_failures_total") == 0
     assert grown(unaware, metrics(urls[other]), "moonpool_prefill_tokens_total") == len(prompt)
     assert read == own == computed
-    assert reference.judge(prompt, read, SamplingParams(12)).wrong is None
+    assert small_reference.judge(prompt, read, SamplingParams(12)).wrong is None
+
+
+async def test_a_prefix_that_lies_on_the_ssd_of_another_instance_is_read_from_it(
+    tmp_path: Path, small_folder: Path, small_reference: SoakReference
+) -> None:
+    with loose_stack(tmp_path, small_folder) as stack:
+        stack.launch("prefill-1")
+        start_with_ssd(stack)
+        stack.wait_ready("prefill-1")
+        async with asking(stack, small_reference) as asker:
+            await sunk_prefix(stack, asker)
+            risen = ssd_tier(stack)["risen_total"]
+            request = await asker.submit(
+                "prefix 0", "prefill-1", source="prefill-0", prefix_blocks=PREFIX_BLOCKS
+            )
+            await asker.check(*request)
+            assert ssd_tier(stack)["risen_total"] >= risen + PREFIX_BLOCKS // 2, "it came from the SSD"
+            reader = metrics(stack.url("prefill-1"))
+            assert reader.value("moonpool_fetched_blocks_total", source="remote") == PREFIX_BLOCKS
+            rest = len(request[1]) - PREFIX_BLOCKS * BLOCK_TOKENS
+            assert reader.value("moonpool_prefill_tokens_total") == rest
+            await at_rest(stack, "prefill-0", "prefill-1", "decode-0")
 
 
 def grown(before: Metrics, after: Metrics, name: str, **labels: str) -> float:
