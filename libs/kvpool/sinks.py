@@ -10,6 +10,7 @@ What is copied from the compute tier is not pinned: it may be evicted, and its b
 while it is read. Then the copy is thrown away.
 """
 
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,6 +22,9 @@ from kvpool.lower_tier import LowerTier
 from kvpool.tier_stack import AnyTier, TierStack
 from kvpool.tier_tree import BlockFacts, TierCopy, check
 from kvpool.tiers import Sink
+
+LOOKS_MAX = 1024
+"""Copies looked at in one call, for each tier: some milliseconds. The next call goes on from there."""
 
 
 class _NoSlot(Enum):
@@ -54,12 +58,14 @@ class Sinks:
     def take(self, blocks_max: int, ahead_blocks: int | None, into: Tier | None) -> tuple[Sink, ...]:
         """See `BlockPool.take_sinks`."""
         ahead = self._ahead_blocks if ahead_blocks is None else ahead_blocks
+        # Who asks for more than is configured wants all of it, and nothing else meanwhile.
+        looks_max = LOOKS_MAX if ahead_blocks is None else sys.maxsize
         sinks: list[Sink] = []
         # From below: a tier has room for others once its own are settled.
         for upper, lower in reversed(list(zip(self._stack.tiers, self._stack.lower, strict=False))):
             if into is not None and lower.tier is not into:
                 continue
-            for sink in self._wanted(upper, lower, ahead):
+            for sink in self._wanted(upper, lower, ahead, looks_max):
                 sinks.append(sink)
                 if len(sinks) >= blocks_max:
                     return tuple(sinks)
@@ -91,13 +97,15 @@ class Sinks:
         upper.unpin_source(sink.source_index)
         return kept
 
-    def _wanted(self, upper: AnyTier, lower: LowerTier, ahead: int) -> Iterator[Sink]:
+    def _wanted(self, upper: AnyTier, lower: LowerTier, ahead: int, looks_max: int) -> Iterator[Sink]:
         """Stages what goes next, and yields what must be copied for that, each one reserved."""
         tree = upper.tree
+        looked_at = 0
         while upper.free + tree.staged + self._sources[upper.tier] < ahead:
             copy = tree.next_to_stage()
-            if copy is None:
+            if copy is None or looked_at == looks_max:
                 return
+            looked_at += 1
             if copy.unsinkable or copy.facts.block_hash in lower.tree:
                 tree.stage(copy)
                 continue

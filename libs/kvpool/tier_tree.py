@@ -62,6 +62,8 @@ class TierCopy:
     sinking: bool = False
     unsinkable: bool = False
     """The tier below had no room for it, or could not be written: not tried again before its next use."""
+    line: EvictableBlocks | None = field(default=None, repr=False)
+    """Where it stands among those that may be next."""
     # Siblings are linked, which costs less memory than a set for each parent, most of which have one child.
     first_child: "TierCopy | None" = field(default=None, repr=False)
     previous_sibling: "TierCopy | None" = field(default=None, repr=False)
@@ -128,7 +130,7 @@ class TierTree:
             return copy
         self.cached += 1
         self._enter(copy)
-        if parent is not None and not parent.holds:
+        if parent is not None:
             # Not by holding it for a moment: that is O(depth), and a restart adds chains block by block.
             self._place_anew(parent)
         return copy
@@ -157,7 +159,8 @@ class TierTree:
             if current.holds > 1:
                 return
             self.cached -= 1
-            self._withdraw(current)
+            if current.line is not None or current.staged:
+                self._withdraw(current)
             current = current.parent
 
     def unhold(self, copy: TierCopy) -> None:
@@ -168,7 +171,8 @@ class TierTree:
             if current.holds:
                 return
             self.cached += 1
-            self._enter(current)
+            if current.staged_children == current.children:
+                self._enter(current)
             current = current.parent
 
     def touch(self, copy: TierCopy) -> None:
@@ -177,8 +181,6 @@ class TierTree:
         O(log n) where a chain is touched from its start.
         """
         copy.unsinkable = False
-        if copy.holds:
-            return
         self._place_anew(copy)
 
     def victim(self) -> TierCopy | None:
@@ -201,8 +203,8 @@ class TierTree:
 
     def stage(self, copy: TierCopy) -> None:
         """The copy that `next_to_stage` gave is settled."""
-        assert copy.index in self._open, f"copy {copy.index} is not next in any order"
-        self._open.discard(copy.index)
+        assert copy.line is self._open, f"copy {copy.index} is not next in any order"
+        self._withdraw(copy)
         copy.staged = True
         self._staged[copy.index] = copy
         if copy.parent is not None:
@@ -239,13 +241,13 @@ class TierTree:
         return self._key_of(facts.candidate(index))
 
     def _place_anew(self, copy: TierCopy) -> None:
-        """Find the place in line of a cached copy again, and of those above it that were staged after it."""
+        """Find again the place in line of a copy that has one, and of those above it that were staged."""
         current: TierCopy | None = copy
         while current is not None and current.staged:
             self._withdraw(current)
             self._enter(current)
             current = current.parent
-        if current is not None and not current.holds:
+        if current is not None and current.line is not None:
             self._withdraw(current)
             self._enter(current)
 
@@ -253,20 +255,17 @@ class TierTree:
         """Put a copy in line where it may be next; nothing happens where it may not or is in line already."""
         if copy.holds or copy.staged or copy.staged_children < copy.children:
             return
-        if not copy.sinking:
-            line = self._open
-        elif not copy.children:
-            line = self._late
-        else:
+        if copy.line is not None or (copy.sinking and copy.children):
             return
-        if copy.index not in line:
-            line.add(copy.facts.candidate(copy.index))
+        copy.line = self._late if copy.sinking else self._open
+        copy.line.add(copy.facts.candidate(copy.index))
 
     def _withdraw(self, copy: TierCopy) -> None:
         """Take a copy out of any line. A parent that was staged above it must follow."""
+        if copy.line is not None:
+            copy.line.discard(copy.index)
+            copy.line = None
         if not copy.staged:
-            self._open.discard(copy.index)
-            self._late.discard(copy.index)
             return
         copy.staged = False
         del self._staged[copy.index]
@@ -285,8 +284,8 @@ class TierTree:
             check(_indices(_children(copy)) <= staged_before, f"copy {copy.index} goes before a child")
             staged_before.add(copy.index)
         check(len(self._staged) == sum(copy.staged for copy in present), "a staged copy is not in line")
-        in_line = len(self._open) + len(self._late) + len(self._staged)
-        check(in_line == sum(map(self._in_line, present)), "a line has what is not there")
+        in_line = sum(copy.line is not None for copy in present)
+        check(in_line == len(self._open) + len(self._late), "a line has what is not there")
         self._open.check_integrity()
         self._late.check_integrity()
 
@@ -301,13 +300,10 @@ class TierTree:
         check(copy.staged_children == sum(child.staged for child in children), f"staged: {copy}")
         check(not (copy.staged and (copy.holds or copy.sinking)), f"staged: {copy}")
         is_next = not copy.holds and not copy.staged and copy.staged_children == copy.children
-        check((copy.index in self._open) == (is_next and not copy.sinking), f"order: {copy}")
-        check(
-            (copy.index in self._late) == (is_next and copy.sinking and not copy.children), f"order: {copy}"
-        )
-
-    def _in_line(self, copy: TierCopy) -> bool:
-        return copy.staged or copy.index in self._open or copy.index in self._late
+        is_late = is_next and copy.sinking and not copy.children
+        is_open = is_next and not copy.sinking
+        check(copy.line is (self._open if is_open else self._late if is_late else None), f"line: {copy}")
+        check(copy.line is None or copy.index in copy.line, f"line: {copy}")
 
 
 def _link(parent: TierCopy, copy: TierCopy) -> None:
