@@ -7,8 +7,9 @@ Owns the fetch that is under way for the request and what it holds meanwhile; ho
 import asyncio
 
 from cluster.messages import Submit
+from worker.fetch_plan import FetchPlan
 from worker.node import Node
-from worker.prefix_fetch import Fetched, FetchPlan
+from worker.prefix_fetch import Fetched
 from worker.sequence import Sequence
 
 

@@ -38,7 +38,7 @@ def moody(source: LendingSource, rng: random.Random) -> None:
 
     async def answer(asked: ReadPin, right: ReadPinned | PinRefused) -> object:
         await asyncio.sleep(rng.random() * 0.05)
-        mood = rng.choice(["right", "right", "right", "refused", "taken back", "silent", "broken"])
+        mood = rng.choice(["right", "right", "right", "right", "refused", "taken back", "silent", "broken"])
         match mood:
             case "refused":
                 return PinRefused(asked.pin_id, RefusalReason.NO_BLOCKS)
@@ -60,7 +60,7 @@ def prompt(tokens: int, prefix: int) -> list[int]:
 async def live(cluster: Workers, number: int, prefixes: int, rng: random.Random) -> None:
     """One request: each attempt is placed anywhere; it ends, fails, is cancelled or simply given up."""
     request_id = RequestId(f"r{number}")
-    prompt_ids = prompt(rng.randint(1, 100), number % prefixes)
+    prompt_ids = prompt(rng.choice([rng.randint(1, 100), 100]), number % prefixes)
     tokens = rng.randint(1, 60)
     samples = rng.choice([1, 1, 1, 3])
     sampling = SamplingParams(
@@ -78,7 +78,7 @@ async def live(cluster: Workers, number: int, prefixes: int, rng: random.Random)
             prompt_ids,
             tokens,
             at=(prefill, decode),
-            source=name and (name, rng.randint(0, 7)),
+            source=name and (name, rng.choice([rng.randint(0, 7), 6])),
             attempt=attempt,
             sampling=sampling,
         )
@@ -124,7 +124,7 @@ async def test_whatever_happens_nothing_hangs_and_nothing_is_held_at_the_end(
     prefixes: int,
 ) -> None:
     """With few blocks they are fought for; with many prefixes most of one is to be had from elsewhere."""
-    monkeypatch.setattr("worker.prefix_fetch.FETCH_S_MIN", 0.3)
+    monkeypatch.setattr("worker.fetch_plan.FETCH_S_MIN", 0.3)
     monkeypatch.setattr("worker.avoided_sources.SOURCE_AVOIDED_S", 0.2)
     folder = tmp_path / "tiny"
     make_tiny_model(folder, seed=3)
