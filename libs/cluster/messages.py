@@ -121,7 +121,16 @@ class BlockEvents:
 
 @dataclass(frozen=True, slots=True)
 class InventoryRequest:
-    """kvmeta → `kv_inventory.<instance>`: all blocks held. Answered by InventoryChunk, `chunks` of them."""
+    """kvmeta → `kv_inventory.<instance>`: all blocks held, or a window of them. Answered by InventoryChunk,
+    each of which says how many there are in all.
+
+    A first window has `first_chunk` 0; the next ones go on in the inventory `as_of_number`, which the
+    instance keeps for a while. `chunks_max` 0: all that are left.
+    """
+
+    first_chunk: int = 0
+    chunks_max: int = 0
+    as_of_number: int = 0
 
 
 @dataclass(frozen=True, slots=True)

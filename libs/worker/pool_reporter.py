@@ -9,15 +9,14 @@ from cluster.bus import Bus, Received, Subscription
 from cluster.errors import MoonpoolError, ProtocolError
 from cluster.logs import Logger
 from cluster.messages import BlockEvents, InventoryChunk, InventoryRequest
-from kvindex.core import BlockEvent, Tier
-from kvindex.runs import HeldPart, InventorySnapshot
+from kvindex.core import BlockEvent
 from kvpool import BlockPool
+from worker.inventory_replies import InventoryReplies
 
 HEARTBEAT_S = 1.0
 """At least this often the next event number is published, so that a lost last event shows."""
 EVENTS_PER_MESSAGE_MAX = 512
 HASH_BYTES_PER_MESSAGE_MAX = 192 * 1024
-INVENTORY_BLOCKS_PER_CHUNK = 8192
 INVENTORIES_AT_ONCE_MAX = 4
 """Several kvmeta may ask at once; those beyond wait their turn."""
 
@@ -27,6 +26,7 @@ class PoolReporter:
         self._bus = bus
         self._pool = pool
         self._log = log
+        self._inventories = InventoryReplies(pool)
         self._changed = asyncio.Event()
         self._subscription: Subscription | None = None
 
@@ -66,7 +66,7 @@ class PoolReporter:
     async def _inventory(self, received: Received) -> AsyncIterator[InventoryChunk]:
         if not isinstance(received.body, InventoryRequest):
             raise ProtocolError(f"{received.envelope.kind} asks for no inventory")
-        return inventory_chunks(*self._pool.inventory_snapshot())
+        return await self._inventories.answer(received.envelope.sender, received.body)
 
 
 def event_messages(first_number: int, events: tuple[BlockEvent, ...]) -> Iterator[BlockEvents]:
@@ -82,15 +82,3 @@ def event_messages(first_number: int, events: tuple[BlockEvent, ...]) -> Iterato
         batch.append(event)
         batch_bytes += len(event.block_hashes)
     yield BlockEvents(first_number, tuple(batch))
-
-
-async def inventory_chunks(as_of_number: int, snapshot: InventorySnapshot) -> AsyncIterator[InventoryChunk]:
-    """The inventory in messages of bounded size, each of one tier, made one by one as they are sent.
-
-    What looks at every block is done in a thread: a million of them would stop the event loop.
-    """
-    parts = await asyncio.to_thread(snapshot.parts, INVENTORY_BLOCKS_PER_CHUNK)
-    for chunk, part in enumerate(parts or [HeldPart(Tier.DRAM, (), ())]):
-        run = part.pack()
-        chunks = max(1, len(parts))
-        yield InventoryChunk(as_of_number, chunk, chunks, run.tier, run.block_hashes, run.parents)

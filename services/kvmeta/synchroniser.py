@@ -42,8 +42,7 @@ from protocol.inventory import (
 EVENTS_PENDING_MAX = 65_536
 """Event messages waiting to be applied; those beyond are dropped, which shows as a gap."""
 INVENTORIES_IN_FLIGHT_MAX = 8
-"""Asked for at once; others wait. Each block is 43 bytes on the wire, and the bus cuts off whoever falls
-64 MB behind."""
+"""Asked for at once, each window by window (`kvmeta.fetch`); others wait."""
 SWEEP_BLOCKS = 4096
 """Looked at in one go: a millisecond or two."""
 TICK_INTERVAL_S = 0.5

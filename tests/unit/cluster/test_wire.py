@@ -225,5 +225,10 @@ def test_what_json_cannot_carry_is_refused_by_the_sender() -> None:
 
 
 def test_empty_messages_have_empty_bodies() -> None:
-    for body in (Describe(), InventoryRequest()):
-        assert orjson.loads(encode(body, InstanceId("me"), 1, 1, 1.0))["body"] == {}
+    assert orjson.loads(encode(Describe(), InstanceId("me"), 1, 1, 1.0))["body"] == {}
+
+
+def test_a_request_without_a_window_is_for_the_whole_inventory() -> None:
+    """As it was before there were windows: fields are only added."""
+    whole = orjson.loads(encode(InventoryRequest(), InstanceId("me"), 1, 1, 1.0))
+    assert decode(orjson.dumps({**whole, "body": {}}))[1] == InventoryRequest(0, 0, 0)

@@ -14,12 +14,13 @@ from cluster.messages import Describe, FinishEntry, InventoryChunk, TokensEntry
 from cluster.testing import FakeBroker
 from cluster.wire import encode
 from kvhash import BlockHash
-from kvindex.core import BlockAction, BlockEvent, HeldRun, InstanceId, InstanceMatch, Tier, TierRun
+from kvindex.core import BlockAction, BlockEvent, InstanceId, InstanceMatch, Tier, TierRun
 from kvindex.directory import Directory
 from kvindex.inventory import Inventory
 from kvpool import BlockPool
 from policy.core import FinishReason, RequestId, TokenLogprobs
 from policy.sampling_limits import LOGPROBS_MAX
+from worker.inventory_replies import BLOCKS_PER_CHUNK, PackedInventory
 from worker.outbox import (
     MESSAGE_BYTES_MAX,
     TOKENS_PER_ENTRY_MAX,
@@ -30,10 +31,8 @@ from worker.outbox import (
 )
 from worker.pool_reporter import (
     EVENTS_PER_MESSAGE_MAX,
-    INVENTORY_BLOCKS_PER_CHUNK,
     PoolReporter,
     event_messages,
-    inventory_chunks,
 )
 
 pytestmark = pytest.mark.unit
@@ -151,30 +150,35 @@ def test_no_events_still_tell_the_next_number() -> None:
     assert (message.first_number, message.events) == (7, ())
 
 
-@pytest.mark.parametrize("blocks", [0, 1, INVENTORY_BLOCKS_PER_CHUNK, INVENTORY_BLOCKS_PER_CHUNK + 1])
-async def test_an_inventory_comes_back_from_its_chunks(blocks: int) -> None:
+def all_chunks(as_of_number: int, inventory: Inventory) -> list[InventoryChunk]:
+    parts = inventory.snapshot().parts(BLOCKS_PER_CHUNK)
+    return list(PackedInventory(as_of_number, parts).chunks(0, len(parts)))
+
+
+@pytest.mark.parametrize("blocks", [1, BLOCKS_PER_CHUNK, BLOCKS_PER_CHUNK + 1])
+def test_an_inventory_comes_back_from_its_chunks(blocks: int) -> None:
     hashes = [number.to_bytes(16, "big") for number in range(1, blocks + 1)]
     held = [(value, hashes[index - 1] if index else None, Tier.DRAM) for index, value in enumerate(hashes)]
-    chunks = [chunk async for chunk in inventory_chunks(9, Inventory(held).snapshot())]
+    chunks = all_chunks(9, Inventory(held))
     assert [chunk.chunk for chunk in chunks] == list(range(len(chunks)))
     assert {(chunk.as_of_number, chunk.chunks) for chunk in chunks} == {(9, len(chunks))}
     assert all(wire_bytes(chunk) < BUS_BYTES_MAX for chunk in chunks)
     assert [triple for chunk in chunks for triple in _triples(chunk)] == held
 
 
-async def test_an_inventory_of_mixed_tiers_needs_few_chunks() -> None:
+def test_an_inventory_of_mixed_tiers_needs_few_chunks() -> None:
     """As blocks are used again and again, fast and slow ones stand beside each other in no order."""
     held = []
     for chain_number in range(1000):
         hashes = [(1000 * chain_number + place + 1).to_bytes(16, "big") for place in range(3)]
         tiers = (Tier.DEVICE, Tier.DRAM, Tier.SSD)[-(chain_number % 3) - 1 :] + (Tier.SSD,) * 3
         held += zip(hashes, [None, *hashes], tiers, strict=False)
-    chunks = [chunk async for chunk in inventory_chunks(9, Inventory(held).snapshot())]
+    chunks = all_chunks(9, Inventory(held))
     assert len(chunks) == 3
     assert sorted(triple for chunk in chunks for triple in _triples(chunk)) == sorted(held)
 
 
-async def test_what_happens_while_an_inventory_is_sent_comes_as_events() -> None:
+def test_what_happens_while_an_inventory_is_sent_comes_as_events() -> None:
     """Inventory and the events after its number are the pool as it is in the end."""
     instance = InstanceId("decode-0")
     pool = BlockPool(4, lower=((Tier.SSD, 8),), sink_ahead_blocks=4)
@@ -186,13 +190,12 @@ async def test_what_happens_while_an_inventory_is_sent_comes_as_events() -> None
     as_of, snapshot = pool.inventory_snapshot()
     pool.take_events()
     while sinks := pool.take_sinks(8):
-        assert all([pool.sunk(sink) for sink in sinks])
+        assert all(pool.sunk(sink) for sink in sinks)
     pool.release(pool.allocate(4))
     (block_id,) = pool.allocate(1)
     pool.store(block_id, third, None)
     directory = Directory()
-    runs = [chunk async for chunk in inventory_chunks(as_of, snapshot)]
-    directory.replace(instance, [HeldRun(run.tier, run.block_hashes, run.parents) for run in runs])
+    directory.replace(instance, [part.pack() for part in snapshot.parts(BLOCKS_PER_CHUNK)])
     first_number, events = pool.take_events()
     assert first_number == as_of + 1
     for event in events:
