@@ -216,7 +216,8 @@ class BlockPool:
             self._stack.remove(self._compute, copy)
 
     def generation(self, block_id: int) -> int:
-        """Grows whenever the block is given to a new owner; 0 before the first."""
+        """Grows whenever the block is given to a new owner, before that one has it; 0 before the first. May
+        be asked from any thread."""
         return self._compute.generation(block_id)
 
     def take_sinks(

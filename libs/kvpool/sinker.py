@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+import numpy as np
+
 from kvindex.core import Tier
 from kvpool.arena import Arena
 from kvpool.block_store import BlockStore, StoreError
@@ -117,7 +119,7 @@ class Sinker:
         return any(outcome.good for outcome in outcomes)
 
     async def _write_piece(self, piece: Sequence[Sink], failed: asyncio.Event) -> _PieceWritten:
-        work = partial(_write, self._stores, self._arena, piece, failed.is_set)
+        work = partial(_write, self._stores, self._arena, piece, failed.is_set, self._pool.generation)
         try:
             outcome = await self._threads.run(work)
         except Exception as error:
@@ -136,24 +138,36 @@ class Sinker:
 
 
 def _write(
-    stores: Mapping[Tier, BlockStore], arena: Arena, sinks: Sequence[Sink], is_given_up: Callable[[], bool]
+    stores: Mapping[Tier, BlockStore],
+    arena: Arena,
+    sinks: Sequence[Sink],
+    is_given_up: Callable[[], bool],
+    generation: Callable[[int], int],
 ) -> _PieceWritten:
-    """In a thread."""
+    """In a thread. What was given to somebody else meanwhile is not written, and good nevertheless: the pool
+    throws it away."""
     for good, sink in enumerate(sinks):
         if is_given_up():
             return _PieceWritten(good)
         try:
-            stores[sink.tier].write(sink.slot, sink.block_hash, sink.parent, _source(stores, arena, sink))
+            data = _source(stores, arena, sink, generation)
+            if data is not None:
+                stores[sink.tier].write(sink.slot, sink.block_hash, sink.parent, data)
         except StoreError as error:
             return _PieceWritten(good, error)
     return _PieceWritten(len(sinks))
 
 
-def _source(stores: Mapping[Tier, BlockStore], arena: Arena, sink: Sink) -> memoryview:
-    """The bytes to copy, where they lie if that is memory."""
+def _source(
+    stores: Mapping[Tier, BlockStore], arena: Arena, sink: Sink, generation: Callable[[int], int]
+) -> memoryview | None:
+    """The bytes to copy, which nobody changes any more; None where they are somebody else's."""
     store = stores.get(sink.source)
     if store is None:
-        return arena.block(sink.source_index)
+        # Looked at after the copy: bytes of another block must not even reach the store, where a restart
+        # would find them under this hash with a checksum that fits.
+        data = np.frombuffer(arena.block(sink.source_index), np.uint8).copy()
+        return data.data if generation(sink.source_index) == sink.generation else None
     view = store.view(sink.source_index)
     if view is None:
         view = memoryview(bytearray(arena.block_bytes))

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 from tests.support.eventually import eventually
+from tests.support.memory_store import Disk, MemoryStore
 from tests.support.tier_world import BLOCK_BYTES, LIMITS, TierWorld, chain, content_of
 
 from kvindex.core import Tier
@@ -655,3 +656,22 @@ async def test_corrupt_bytes_on_the_ssd_are_recomputed_never_used(tmp_path):
         held = world.hold(A)
         world.check_content(held, A)
         world.pool.release(held)
+
+
+async def test_bytes_of_somebody_else_are_never_found_again_under_a_hash_after_a_restart():
+    """What is thrown away has been written all the same: a crash must not bring it back."""
+    disk = Disk()
+    async with TierWorld(blocks=3, ssd=MemoryStore(32, BLOCK_BYTES, disk)) as world:
+        world.ssd.writes.shut()
+        world.keep(A[:3])
+        world.start()
+        await eventually(lambda: world.ssd.writes.waiting == 2)
+        world.evict_all()
+        world.ssd.writes.open()
+        await world.until(lambda: counters(world).overtaken_blocks == 3)
+    async with TierWorld(ssd=MemoryStore(32, BLOCK_BYTES, disk)) as world:
+        found = world.pool.restore(Tier.SSD, world.ssd.recover())
+        assert found == 2, "the two that were read in time"
+        block_ids = await world.mover.rise(A, LONG_S)
+        world.check_content(block_ids, A[:found])
+        world.pool.release(block_ids)
