@@ -243,6 +243,11 @@ class BlockPool:
         """The copy was not made. The block is not tried again before it is used again."""
         self._sinks.end(sink, written=False)
 
+    def tier_fails(self, tier: Tier, fails: bool) -> None:
+        """Nothing can be written to a lower tier for now: the one above gives up blocks as if it were the
+        lowest, instead of waiting until they are copied down."""
+        self._sinks.tier_fails(tier, fails)
+
     def begin_rise(self, hashes: Sequence[BlockHash], blocks_max: int | None = None) -> tuple[Rise, ...]:
         """Copies to read up, for the blocks of the chain `hashes` from `match(hashes)` on: as many as lie
         below and as there are blocks for now. Each pins its slot, and its fresh block for the caller, until

@@ -80,6 +80,7 @@ class Sinker:
             written = await asyncio.shield(self._under_way)
             self._failures = 0 if written else self._failures + 1
             self._counters.backing_off = not written
+            self._pool.tier_fails(self._tier, not written)
             self._changed()
         return bool(sinks)
 

@@ -52,6 +52,7 @@ class Sinks:
         self._in_flight: dict[tuple[Tier, BlockHash], _InFlight] = {}
         """By target and block: none is copied to one tier twice at a time."""
         self._sources: Counter[Tier] = Counter()
+        self._failing: set[Tier] = set()
         # What was found to be copied before the next copy of a tier can be staged, the root last.
         self._paths: dict[Tier, list[TierCopy]] = {}
 
@@ -70,6 +71,13 @@ class Sinks:
                 if len(sinks) >= blocks_max:
                     return tuple(sinks)
         return tuple(sinks)
+
+    def tier_fails(self, tier: Tier, fails: bool) -> None:
+        """See `BlockPool.tier_fails`."""
+        if fails:
+            self._failing.add(tier)
+        else:
+            self._failing.discard(tier)
 
     def end(self, sink: Sink, written: bool) -> bool:
         """The copy was made, or could not be. Whether the tier below has it now."""
@@ -149,10 +157,11 @@ class Sinks:
 
     def _slot_for(self, facts: BlockFacts, lower: LowerTier) -> int | _NoSlot:
         """A reserved slot for a copy of that block; evicts one that is worth less. A tier that has one below
-        itself evicts what is settled only: it can wait."""
+        itself evicts what is settled only: it can wait, unless that one fails."""
         if not lower.free:
-            is_lowest = lower is self._stack.lower[-1]
-            victim = lower.tree.victim() if is_lowest else lower.tree.first_staged()
+            below = self._stack.below(lower)
+            waits = below is not None and below.tier not in self._failing
+            victim = lower.tree.first_staged() if waits else lower.tree.victim()
             if victim is None:
                 return _NoSlot.NOT_NOW
             if victim.facts.block_hash == facts.parent or not lower.tree.goes_before(victim, facts):

@@ -34,6 +34,11 @@ class TierStack:
         self.dropped_total = 0
         self.gone_total = 0
 
+    def below(self, tier: LowerTier) -> LowerTier | None:
+        """The next slower tier; None where there is none."""
+        place = self.lower.index(tier) + 1
+        return self.lower[place] if place < len(self.lower) else None
+
     def facts_below(self, block_hash: BlockHash) -> BlockFacts | None:
         """What is known of a block that has a copy in a lower tier."""
         for tier in self.lower:

@@ -396,6 +396,38 @@ def test_a_prefix_lies_in_ever_slower_tiers_and_rises_as_a_whole():
     assert pool.match(long) == 4
 
 
+def test_a_tier_does_not_wait_for_one_that_fails():
+    pool = three_tiers(blocks=2, slots=2, ssd_slots=8, ahead=1)
+    for prompt in range(1, 5):
+        cache(pool, prompt_chain(prompt, 1))
+        for sink in pool.take_sinks(8, into=Tier.DRAM):
+            assert pool.sunk(sink)
+    assert not pool.take_sinks(8, into=Tier.DRAM), "what DRAM holds shall be copied down first"
+    pool.tier_fails(Tier.SSD, True)
+    for prompt in range(5, 7):
+        cache(pool, prompt_chain(prompt, 1))
+        (sink,) = pool.take_sinks(8, into=Tier.DRAM)
+        assert pool.sunk(sink)
+    assert pool.stats().tiers[0].copies == 2
+    pool.tier_fails(Tier.SSD, False)
+    cache(pool, prompt_chain(7, 1))
+    assert not pool.take_sinks(8, into=Tier.DRAM)
+    pool.check_integrity()
+
+
+def test_a_child_does_not_rise_where_its_parent_did_not():
+    pool, hashes = two_tiers(), prompt_chain(1, 2)
+    cache(pool, hashes)
+    sink_all(pool)
+    give_up_all(pool)
+    parent, child = pool.begin_rise(hashes)
+    pool.rise_failed(parent, lost=False)
+    assert pool.risen(child) is None
+    assert pool.stats().in_use == 0
+    assert pool.match_held(hashes) == 2
+    pool.check_integrity()
+
+
 def test_restoring_takes_whole_chains_in_any_order():
     a, b, c, d = prompt_chain(1, 4)
     x, y = prompt_chain(2, 2)

@@ -303,14 +303,15 @@ class TieredPoolMachine(RuleBasedStateMachine):
             self.copy_rise(flight)
 
     def copy_sink(self, flight: SinkUnderWay) -> None:
+        """As the mover does it: what is another's by its generation does not even reach the disk."""
         sink = flight.sink
         flight.copied = self.bytes.get((sink.source, sink.source_index), GARBAGE)
+        if sink.source is self.compute and self.pool.generation(sink.source_index) != sink.generation:
+            return
         self.bytes[sink.tier, sink.slot] = flight.copied
+        assert flight.copied == sink.block_hash, "another block's bytes would outlive a crash"
         if sink.tier is Tier.SSD:
-            self.disk.pop(sink.slot, None)
-            if flight.copied == sink.block_hash:
-                # A record whose bytes do not match is found out by its checksum when it is read.
-                self.disk[sink.slot] = (sink.block_hash, sink.parent)
+            self.disk[sink.slot] = (sink.block_hash, sink.parent)
 
     @precondition(lambda self: self.sinks)
     @rule(data=st.data(), written=st.sampled_from([True, True, True, False]))
