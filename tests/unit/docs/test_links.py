@@ -5,26 +5,12 @@ import re
 from pathlib import Path
 
 import pytest
-
-from moonpool.__main__ import COMMANDS
+from tests.support.documents import DOCUMENTS, ROOT, prose
 
 pytestmark = pytest.mark.unit
 
-ROOT = Path(__file__).parents[3]
-DOCUMENTS = (
-    "README.md",
-    "ARCHITECTURE.md",
-    "benchmarks/README.md",
-    "docs/performance.md",
-    "docs/transfer.md",
-)
 LINK = re.compile(r"\[[^\]]*\]\(([^)#\s]+)(?:#[^)]*)?\)")
 SYMBOL = re.compile(r"`([\w/.-]+\.py)::([\w.]+)`")
-CODE_FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
-
-
-def prose(document: str) -> str:
-    return CODE_FENCE.sub("", (ROOT / document).read_text(encoding="utf-8"))
 
 
 def links() -> list[tuple[str, str]]:
@@ -73,8 +59,3 @@ def test_a_link_leads_to_a_file_or_folder_of_the_repository(document: str, targe
 @pytest.mark.parametrize(("path", "symbol"), symbols())
 def test_a_named_symbol_stands_in_its_file(path: str, symbol: str) -> None:
     assert symbol in names_in(ROOT / path), f"{path} has no {symbol}"
-
-
-def test_the_commands_of_the_readme_are_those_there_are() -> None:
-    for command in COMMANDS:
-        assert f"`moonpool {command.name}" in prose("README.md")
