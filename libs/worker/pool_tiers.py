@@ -48,7 +48,9 @@ class TierSizes:
 
 def tier_sizes(config: WorkerConfig, block_bytes: int, own_cache: bool) -> TierSizes:
     """What the settings come to in whole blocks. Raises ConfigError, naming setting and limit."""
-    arena_blocks = max(1, config.pool_bytes // block_bytes)
+    arena_blocks = config.pool_bytes // block_bytes
+    if arena_blocks < 1:
+        raise ConfigError(f"pool_bytes is {config.pool_bytes}, must be at least a block, {block_bytes}")
     if not own_cache:
         if config.device_bytes:
             raise ConfigError("device_bytes must be 0: this engine computes on the DRAM arena itself")

@@ -39,6 +39,12 @@ def test_a_cache_of_its_own_has_its_mirror_in_dram_and_what_is_left_is_a_tier() 
     assert sizes.arena_blocks == 8
 
 
+@pytest.mark.parametrize("own_cache", [False, True])
+def test_a_pool_without_room_for_a_block_is_refused(own_cache: bool) -> None:
+    with pytest.raises(ConfigError, match=f"pool_bytes is {BLOCK_BYTES - 1}, must be at least a block"):
+        tier_sizes(config(pool_bytes=BLOCK_BYTES - 1), BLOCK_BYTES, own_cache)
+
+
 @pytest.mark.parametrize(
     ("device_bytes", "own_cache", "words"),
     [
