@@ -234,6 +234,19 @@ def test_an_inventory_is_unseen_until_it_is_whole():
     assert set(directory._holders) == set(unpack(cut(0, 3)))
 
 
+def test_in_an_inventory_parents_may_come_after_their_children():
+    """Blocks that moved while it was packed are told in their new tier, before or after what stands around."""
+    directory = Directory()
+    replacement = directory.replacement(ONE)
+    directory.extend(replacement, HeldRun(Tier.DRAM, cut(2, 4), cut(1, 3)))
+    assert replacement.parents_missing == {cut(1, 2)}
+    directory.extend(replacement, HeldRun(Tier.SSD, cut(0, 2), NO_PARENT + cut(0, 1)))
+    directory.commit(replacement)
+    assert [(match.instance, match.prefix_blocks) for match in directory.match(CHAIN)] == [(ONE, 4)]
+    with pytest.raises(AssertionError, match="committed"):
+        directory.extend(replacement, HeldRun(Tier.SSD, cut(4, 5), cut(3, 4)))
+
+
 @pytest.mark.parametrize(
     ("runs", "message"),
     [
