@@ -235,7 +235,7 @@ def test_an_inventory_is_unseen_until_it_is_whole():
 
 
 def test_in_an_inventory_parents_may_come_after_their_children():
-    """Blocks that moved while it was packed are told in their new tier, before or after what stands around."""
+    """Blocks that moved while it was packed are told in their new tier, wherever in the order."""
     directory = Directory()
     replacement = directory.replacement(ONE)
     directory.extend(replacement, HeldRun(Tier.DRAM, cut(2, 4), cut(1, 3)))
