@@ -9,6 +9,9 @@ from kvindex.core import InstanceId
 SOURCE_AVOIDED_S = 30.0
 """After a failed read its source is not asked again for that block so long: whoever says that the block is
 there (the directory, a placement) will know better by then."""
+SILENT_SOURCE_AVOIDED_S = 5.0
+"""A source that did not answer at all is left alone about every block so long, which is about a lease: else
+each request would wait for it in turn."""
 AVOIDED_MAX = 4096
 """(source, block) remembered, those that are avoided the longest forgotten first."""
 
@@ -19,6 +22,7 @@ class AvoidedSources:
     def __init__(self) -> None:
         self._until_s: OrderedDict[tuple[InstanceId, BlockHash], float] = OrderedDict()
         self._sources: dict[InstanceId, int] = {}
+        self._silent_until_s: dict[InstanceId, float] = {}
 
     def __len__(self) -> int:
         return len(self._until_s)
@@ -32,12 +36,19 @@ class AvoidedSources:
         while len(self._until_s) > AVOIDED_MAX:
             self._forget(next(iter(self._until_s)))
 
+    def avoid_all(self, source: InstanceId, now_s: float) -> None:
+        """From now on, for SILENT_SOURCE_AVOIDED_S."""
+        silent = {other: until_s for other, until_s in self._silent_until_s.items() if until_s > now_s}
+        self._silent_until_s = {**silent, source: now_s + SILENT_SOURCE_AVOIDED_S}
+
     def askable_blocks(
         self, source: InstanceId, hashes: Sequence[BlockHash], first_block: int, now_s: float
     ) -> int:
         """How many leading blocks of the chain may be had from `source`, of which the blocks before
         `first_block` need not be asked for."""
         self._expire(now_s)
+        if self._silent_until_s.get(source, now_s) > now_s:
+            return min(first_block, len(hashes))
         if source not in self._sources:
             return len(hashes)
         for block in range(first_block, len(hashes)):

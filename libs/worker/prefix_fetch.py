@@ -178,6 +178,8 @@ class PrefixFetch:
                 raise SourceError(FetchFailure.SHORT, f"it has {len(fetched.block_ids)} blocks")
         except SourceError as error:
             self._avoided.avoid(source, hashes[len(fetched.block_ids)], node.now_s())
+            if error.reason is FetchFailure.UNANSWERED:
+                self._avoided.avoid_all(source, node.now_s())
             self._failed(fetched, error.reason, f"{source}: {error}")
         finally:
             fetched.coming_blocks = 0

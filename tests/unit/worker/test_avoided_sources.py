@@ -7,7 +7,12 @@ from hypothesis import strategies as st
 from kvhash import BlockHash
 from kvindex.core import InstanceId
 from worker import avoided_sources
-from worker.avoided_sources import AVOIDED_MAX, SOURCE_AVOIDED_S, AvoidedSources
+from worker.avoided_sources import (
+    AVOIDED_MAX,
+    SILENT_SOURCE_AVOIDED_S,
+    SOURCE_AVOIDED_S,
+    AvoidedSources,
+)
 
 pytestmark = pytest.mark.unit
 
@@ -38,6 +43,17 @@ def test_it_ends_by_itself_and_begins_anew_with_each_failure() -> None:
     assert avoided.askable_blocks(A, CHAIN, 0, SOURCE_AVOIDED_S) == 3
     assert avoided.askable_blocks(A, CHAIN, 0, SOURCE_AVOIDED_S + 1.0) == len(CHAIN)
     assert len(avoided) == 0
+
+
+def test_a_silent_source_is_avoided_for_every_block() -> None:
+    avoided = AvoidedSources()
+    avoided.avoid_all(A, 10.0)
+    assert avoided.askable_blocks(A, CHAIN, 0, 10.0) == 0
+    assert avoided.askable_blocks(A, CHAIN, 5, 10.0) == 5
+    assert avoided.askable_blocks(B, CHAIN, 0, 10.0) == len(CHAIN)
+    avoided.avoid_all(B, 12.0)
+    assert avoided.askable_blocks(A, CHAIN, 0, 10.0 + SILENT_SOURCE_AVOIDED_S) == len(CHAIN)
+    assert avoided.askable_blocks(B, CHAIN, 0, 10.0 + SILENT_SOURCE_AVOIDED_S) == 0
 
 
 def test_the_table_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -126,6 +126,7 @@ async def test_whatever_happens_nothing_hangs_and_nothing_is_held_at_the_end(
     """With few blocks they are fought for; with many prefixes most of one is to be had from elsewhere."""
     monkeypatch.setattr("worker.fetch_plan.FETCH_S_MIN", 0.3)
     monkeypatch.setattr("worker.avoided_sources.SOURCE_AVOIDED_S", 0.2)
+    monkeypatch.setattr("worker.avoided_sources.SILENT_SOURCE_AVOIDED_S", 0.05)
     folder = tmp_path / "tiny"
     make_tiny_model(folder, seed=3)
     block_bytes = KVLayout.of(ModelConfig.load(folder)).block_bytes
