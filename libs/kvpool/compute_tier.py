@@ -97,9 +97,9 @@ class ComputeTier:
         free = set(self._free)
         check(len(free) == len(self._free), "a block is free twice")
         for block_id, block in enumerate(self._blocks):
-            check(block.copy is self.tree.at(block_id), f"block {block_id} does not know what it holds")
+            check(block.copy is self.tree.at(block_id), "does not know what it holds: block", block_id)
             is_free = not block.pins and block.copy is None
-            check((block_id in free) == is_free, f"block {block_id} is lost: {block}")
+            check((block_id in free) == is_free, "lost:", block)
         self.tree.check_integrity([block.pins for block in self._blocks])
 
 

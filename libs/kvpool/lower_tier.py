@@ -120,6 +120,11 @@ class LowerTier:
         if copy.index not in self._readers:
             self._free.append(copy.index)
 
+    def check_users(self, readers: Counter[int], awaited: Counter[BlockHash]) -> None:
+        """AssertionError where others read slots or await children than are counted."""
+        check(self._readers == readers, f"readers of {self.tier}, not", readers)
+        check(self._awaited == awaited, f"awaited in {self.tier}, not", awaited)
+
     def stats(self, lying: int) -> TierStats:
         """`lying`: how many blocks have no faster copy than the one here."""
         copies = len(self.tree)
@@ -163,9 +168,9 @@ class LowerTier:
             holding.add(copy.index)
         left = self._readers.keys() - holding
         counted = sorted([*self._free, *self._reserved, *holding, *left])
-        check(counted == list(range(self._slots)), f"slots of {self.tier}: {counted}")
-        check(all(count > 0 for count in self._readers.values()), f"readers: {self._readers}")
-        check(all(count > 0 for count in self._awaited.values()), f"awaited: {self._awaited}")
+        check(counted == list(range(self._slots)), f"slots of {self.tier}:", counted)
+        check(all(count > 0 for count in self._readers.values()), "readers:", self._readers)
+        check(all(count > 0 for count in self._awaited.values()), "awaited:", self._awaited)
         self.tree.check_integrity(held)
 
 

@@ -348,3 +348,6 @@ class BlockPool:
         """AssertionError where the bookkeeping contradicts itself. Looks at every block; for tests."""
         self._stack.check_integrity()
         self._sinks.check_integrity()
+        for tier in self._lower.values():
+            readers = self._sinks.readers(tier) + self._rises.readers(tier)
+            tier.check_users(readers, self._sinks.awaited(tier))

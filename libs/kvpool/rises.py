@@ -4,6 +4,7 @@ While one is read its slot is pinned, and so is its fresh block. What is stored 
 was computed meanwhile is shared, and one whose copy was given up, or whose parent is not there, is left out.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -50,6 +51,10 @@ class Rises:
             self._in_flight[block_id] = _InFlight(rise, lower, copy, None if rises else prefix)
             rises.append(rise)
         return tuple(rises)
+
+    def readers(self, lower: LowerTier) -> Counter[int]:
+        """How many read each slot of that tier."""
+        return Counter(flight.rise.slot for flight in self._in_flight.values() if flight.lower is lower)
 
     def end(self, rise: Rise, lost: bool) -> BlockFacts | None:
         """The slot was read, or could not be; `lost`: what it holds is no good. What may be stored in the

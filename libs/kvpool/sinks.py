@@ -181,6 +181,16 @@ class Sinks:
         self._sources[upper.tier] += 1
         return sink
 
+    def readers(self, tier: LowerTier) -> Counter[int]:
+        """How many read each slot of that tier."""
+        flights = self._in_flight.values()
+        return Counter(flight.sink.source_index for flight in flights if flight.upper is tier)
+
+    def awaited(self, tier: LowerTier) -> Counter[BlockHash]:
+        """How many children of each block are on their way to that tier."""
+        sinks = (flight.sink for flight in self._in_flight.values() if flight.lower is tier)
+        return Counter(sink.parent for sink in sinks if sink.parent is not None)
+
     def check_integrity(self) -> None:
         """AssertionError where a copy under way has no slot or is counted wrongly."""
         reserved = Counter(flight.lower.tier for flight in self._in_flight.values())
@@ -190,7 +200,7 @@ class Sinks:
         check(+self._sources == sources, f"copies under way: {self._sources}, not {sources}")
         for flight in self._in_flight.values():
             is_there = flight.upper.tree.at(flight.copy.index) is flight.copy
-            check(not is_there or flight.copy.sinking, f"not known to be copied: {flight.copy}")
+            check(not is_there or flight.copy.sinking, "not known to be copied:", flight.copy)
         for upper, lower in zip(self._stack.tiers, self._stack.lower, strict=False):
             sinking = (copy for copy in upper.tree if copy.sinking)
             check(

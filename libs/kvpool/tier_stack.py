@@ -149,7 +149,7 @@ class TierStack:
             tier.check_integrity()
             for copy in tier.tree:
                 facts, _ = fastest.setdefault(copy.facts.block_hash, (copy.facts, tier.tier))
-                check(copy.facts is facts, f"two accounts of one block: {copy}")
+                check(copy.facts is facts, "two accounts of one block:", copy)
         said = {block_hash: (parent, tier) for block_hash, parent, tier in self.inventory.blocks()}
         check(
             said == {block_hash: (facts.parent, tier) for block_hash, (facts, tier) in fastest.items()},

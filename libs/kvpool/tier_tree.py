@@ -279,9 +279,11 @@ class TierTree:
         check(sum(not copy.holds for copy in present) == self.cached, f"{self.cached} are counted as cached")
         for copy in present:
             self._check_copy(copy, held[copy.index])
+        linked = sum(copy.children for copy in present)
+        check(linked == sum(copy.parent is not None for copy in present), "a copy is not linked")
         staged_before: set[int] = set()
         for copy in self._staged.values():
-            check(_indices(_children(copy)) <= staged_before, f"copy {copy.index} goes before a child")
+            check(_indices(_children(copy)) <= staged_before, "goes before a child", copy)
             staged_before.add(copy.index)
         check(len(self._staged) == sum(copy.staged for copy in present), "a staged copy is not in line")
         in_line = sum(copy.line is not None for copy in present)
@@ -292,18 +294,18 @@ class TierTree:
     def _check_copy(self, copy: TierCopy, held: int) -> None:
         children = _children(copy)
         parent = None if copy.facts.parent is None else self._copies.get(copy.facts.parent)
-        check(copy.parent is parent and (parent is not None or copy.facts.parent is None), f"parent: {copy}")
-        check(parent is None or any(child is copy for child in _children(parent)), f"siblings: {copy}")
-        check(parent is None or copy.facts.depth_blocks == parent.facts.depth_blocks + 1, f"depth: {copy}")
-        check(copy.holds == held + sum(child.holds > 0 for child in children), f"holds: {copy}")
-        check(copy.children == len(children), f"children: {copy}")
-        check(copy.staged_children == sum(child.staged for child in children), f"staged: {copy}")
-        check(not (copy.staged and (copy.holds or copy.sinking)), f"staged: {copy}")
+        check(copy.parent is parent and (parent is not None or copy.facts.parent is None), "parent", copy)
+        check(all(child.parent is copy for child in children), "siblings", copy)
+        check(parent is None or copy.facts.depth_blocks == parent.facts.depth_blocks + 1, "depth", copy)
+        check(copy.holds == held + sum(child.holds > 0 for child in children), "holds", copy)
+        check(copy.children == len(children), "children", copy)
+        check(copy.staged_children == sum(child.staged for child in children), "staged", copy)
+        check(not (copy.staged and (copy.holds or copy.sinking)), "staged", copy)
         is_next = not copy.holds and not copy.staged and copy.staged_children == copy.children
         is_late = is_next and copy.sinking and not copy.children
         is_open = is_next and not copy.sinking
-        check(copy.line is (self._open if is_open else self._late if is_late else None), f"line: {copy}")
-        check(copy.line is None or copy.index in copy.line, f"line: {copy}")
+        check(copy.line is (self._open if is_open else self._late if is_late else None), "line", copy)
+        check(copy.line is None or copy.index in copy.line, "line", copy)
 
 
 def _link(parent: TierCopy, copy: TierCopy) -> None:
@@ -337,6 +339,7 @@ def _indices(copies: list[TierCopy]) -> set[int]:
     return {copy.index for copy in copies}
 
 
-def check(holds: bool, detail: str) -> None:
+def check(holds: bool, detail: str, about: object = "") -> None:
+    """`about` is printed only where it fails: a check looks at many things."""
     if not holds:
-        raise AssertionError(detail)
+        raise AssertionError(f"{detail} {about}")

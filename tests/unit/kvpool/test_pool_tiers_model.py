@@ -213,16 +213,20 @@ class TieredPoolMachine(RuleBasedStateMachine):
 
     def serve_one(self, path, pinned, use):
         """What can be computed on is pinned, the rest computed, the last of it still used."""
-        here = self.held[self.compute]
-        block_ids = self.pool.acquire(chain(path), use)
-        assert block_ids == [here[h] for h in chain(path)[: len(block_ids)]]
-        assert len(block_ids) == len(path) or node_hash(path[: len(block_ids) + 1]) not in here
-        self.pins.update(block_ids)
+        block_ids = self.acquire_blocks(path, use)
         missing = len(path) - len(block_ids)
         for block_id in self.allocate_blocks(min(missing, self.pool.available())):
             block_ids.append(block_id)
             self.store_block(block_id, path[: len(block_ids)], use)
         self.release_blocks(block_ids[pinned:], use)
+
+    def acquire_blocks(self, path, use) -> list[int]:
+        here = self.held[self.compute]
+        block_ids = self.pool.acquire(chain(path), use)
+        assert block_ids == [here[h] for h in chain(path)[: len(block_ids)]]
+        assert len(block_ids) == len(path) or node_hash(path[: len(block_ids) + 1]) not in here
+        self.pins.update(block_ids)
+        return block_ids
 
     @precondition(lambda self: self.pinned())
     @rule(data=st.data(), use=st.none() | uses)
@@ -490,10 +494,17 @@ class TieredPoolMachine(RuleBasedStateMachine):
             self.release_blocks([block_id] * self.pins[block_id])
         for pins in self.pins.values():
             assert not pins
+        for block_hash in list(self.held[self.compute]):
+            self.release_blocks(self.acquire_blocks(path_of(block_hash), None))
         self.drain()
         self.agrees_with_the_model()
+        below = next(iter(self.slots))
+        has_room = len(self.held[below]) < self.slots[below]
+        assert not has_room or self.held[self.compute].keys() <= self.held[below].keys()
         assert self.pool.available() == self.blocks
+        held = len(self.pool.inventory()[1])
         self.allocate_blocks(self.blocks)
+        assert not has_room or len(self.pool.inventory()[1]) == held
         self.follow_events()
         self.pool.check_integrity()
 
@@ -514,7 +525,7 @@ class ThreeTierPoolMachine(TieredPoolMachine):
     lower_tiers = 2
 
 
-TieredPoolMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=50)
-ThreeTierPoolMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=50)
+TieredPoolMachine.TestCase.settings = settings(max_examples=50, stateful_step_count=40)
+ThreeTierPoolMachine.TestCase.settings = settings(max_examples=50, stateful_step_count=40)
 TestTwoTiers = TieredPoolMachine.TestCase
 TestThreeTiers = ThreeTierPoolMachine.TestCase
