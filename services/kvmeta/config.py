@@ -40,7 +40,7 @@ class KvmetaConfig(ServiceConfig):
         default=30.0, metadata={"help": "window in which requests are counted", "min": 1.0, "max": 3600.0}
     )
     replication_copies_max: int = field(
-        default=3, metadata={"help": "instances that a hot prefix is brought to", "min": 1, "max": 1024}
+        default=3, metadata={"help": "instances that hold a hot prefix in the end", "min": 1, "max": 1024}
     )
     replication_in_flight_max: int = field(
         default=2, metadata={"help": "copies made at once", "min": 1, "max": 64}
