@@ -9,12 +9,12 @@ from kvpool.block_store import BlockStore, CorruptBlock, StoreError
 from kvpool.dram_store import DramStore
 from kvpool.mover import TierMover
 from kvpool.mover_limits import MoverCounters, MoverLimits, TierCounters
-from kvpool.pool import BlockPool, NoBlocksError, PoolStats
+from kvpool.pool import BlockPool, NoBlocksError
 from kvpool.ssd_layout import SsdLayoutError
 from kvpool.ssd_speed import ReadSpeed, measure_read
 from kvpool.ssd_store import Opened, Opening, SsdStore
 from kvpool.swap_slots import SwapSlots
-from kvpool.tiers import Copy, Rise, Sink, TierStats
+from kvpool.tiers import Copy, PoolStats, Rise, Sink, TierStats
 
 __all__ = [
     "Arena",

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvindex.core import Tier
-from kvpool.tier_tree import BlockFacts, TierCopy, TierTree, check
+from kvpool.tier_copy import BlockFacts, TierCopy, check
+from kvpool.tier_tree import TierTree
 from policy.evict import EvictionOrder
 
 

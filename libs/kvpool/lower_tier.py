@@ -14,7 +14,8 @@ from typing import TypeVar
 
 from kvhash import BlockHash
 from kvindex.core import Tier
-from kvpool.tier_tree import BlockFacts, TierCopy, TierTree, check
+from kvpool.tier_copy import BlockFacts, TierCopy, check
+from kvpool.tier_tree import TierTree
 from kvpool.tiers import TierStats
 from policy.evict import EvictionOrder
 

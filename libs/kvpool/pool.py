@@ -16,7 +16,6 @@ caller broke the contract.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 
 from kvhash import BlockHash
 from kvindex.core import BlockEvent, Tier, TierRun
@@ -26,33 +25,14 @@ from kvpool.compute_tier import ComputeTier, others_hold
 from kvpool.lower_tier import LowerTier
 from kvpool.rises import Rises
 from kvpool.sinks import Sinks
+from kvpool.tier_copy import BlockFacts, TierCopy
 from kvpool.tier_stack import TierStack, is_faster
-from kvpool.tier_tree import BlockFacts, TierCopy
-from kvpool.tiers import Copy, Rise, Sink, TierStats
+from kvpool.tiers import Copy, PoolStats, Rise, Sink
 from policy.evict import BlockUse, EvictionOrder
 
 
 class NoBlocksError(Exception):
     """More blocks were asked for than are free or can be evicted; nothing was given or evicted."""
-
-
-@dataclass(frozen=True, slots=True)
-class PoolStats:
-    """free + cached + in_use == blocks, of the compute tier. Totals, since the start, are not compared."""
-
-    blocks: int
-    free: int
-    """Blocks that hold nothing."""
-    cached: int
-    """Reusable blocks nobody is using: given up on demand."""
-    in_use: int
-    """Pinned blocks and the ancestors of pinned blocks."""
-    tiers: tuple[TierStats, ...] = ()
-    """The lower tiers, fastest first."""
-    dropped_total: int = field(default=0, compare=False)
-    """Blocks that were lost to the pool because they had to go before they had a copy below."""
-    gone_total: int = field(default=0, compare=False)
-    """Blocks that went from the lowest tier, and lay nowhere else."""
 
 
 class BlockPool:

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from kvhash import BlockHash
 from kvpool.lower_tier import LowerTier
+from kvpool.tier_copy import BlockFacts, TierCopy
 from kvpool.tier_stack import TierStack
-from kvpool.tier_tree import BlockFacts, TierCopy
 from kvpool.tiers import Rise
 
 

@@ -19,8 +19,8 @@ from enum import Enum, auto
 from kvhash import BlockHash
 from kvindex.core import Tier
 from kvpool.lower_tier import LowerTier
+from kvpool.tier_copy import BlockFacts, TierCopy, check
 from kvpool.tier_stack import AnyTier, TierStack
-from kvpool.tier_tree import BlockFacts, TierCopy, check
 from kvpool.tiers import Sink
 
 LOOKS_MAX = 1024

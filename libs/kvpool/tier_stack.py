@@ -14,7 +14,7 @@ from kvindex.inventory import Inventory
 from kvpool.compute_tier import ComputeTier
 from kvpool.events import EventLog
 from kvpool.lower_tier import LowerTier
-from kvpool.tier_tree import BlockFacts, TierCopy, check
+from kvpool.tier_copy import BlockFacts, TierCopy, check
 from kvpool.tiers import Copy
 
 AnyTier: TypeAlias = ComputeTier | LowerTier

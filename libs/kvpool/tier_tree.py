@@ -15,59 +15,11 @@ Knows no pins, generations, slots or events. AssertionError means that the calle
 from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 
 from kvhash import BlockHash
-from policy.evict import (
-    UNKNOWN_USE,
-    BlockUse,
-    EvictionCandidate,
-    EvictionKey,
-    EvictionOrder,
-    EvictionScale,
-    key_function,
-)
+from kvpool.tier_copy import BlockFacts, TierCopy, check, children_of, link, unlink
+from policy.evict import EvictionKey, EvictionOrder, EvictionScale, key_function
 from policy.evictable import EvictableBlocks
-
-
-@dataclass(slots=True, eq=False)
-class BlockFacts:
-    """What is known of a block wherever its copies lie; all of them share it."""
-
-    block_hash: BlockHash
-    parent: BlockHash | None
-    depth_blocks: int
-    """Blocks before it in its chain."""
-    used_at: int
-    uses: int = 0
-    use: BlockUse = UNKNOWN_USE
-
-    def candidate(self, index: int) -> EvictionCandidate:
-        return EvictionCandidate(index, self.used_at, self.uses, self.depth_blocks, self.use)
-
-
-@dataclass(slots=True, eq=False)
-class TierCopy:
-    """One block's copy in one tier. A block that is evicted and stored again gets another."""
-
-    facts: BlockFacts
-    index: int
-    """Block id or slot."""
-    parent: "TierCopy | None" = field(repr=False)
-    holds: int
-    """What the tier's owner holds it by, plus its children in use."""
-    children: int = 0
-    staged_children: int = 0
-    staged: bool = False
-    sinking: bool = False
-    unsinkable: bool = False
-    """The tier below had no room for it, or could not be written: not tried again before its next use."""
-    line: EvictableBlocks | None = field(default=None, repr=False)
-    """Where it stands among those that may be next."""
-    # Siblings are linked, which costs less memory than a set for each parent, most of which have one child.
-    first_child: "TierCopy | None" = field(default=None, repr=False)
-    previous_sibling: "TierCopy | None" = field(default=None, repr=False)
-    next_sibling: "TierCopy | None" = field(default=None, repr=False)
 
 
 class TierTree:
@@ -123,7 +75,7 @@ class TierTree:
         copy = TierCopy(facts, index, parent, holds)
         self._copies[facts.block_hash] = self._at[index] = copy
         if parent is not None:
-            _link(parent, copy)
+            link(parent, copy)
         if holds:
             if parent is not None:
                 self.hold(parent)
@@ -145,7 +97,7 @@ class TierTree:
         self.cached -= 1
         parent = copy.parent
         if parent is not None:
-            _unlink(parent, copy)
+            unlink(parent, copy)
             self._enter(parent)
 
     def hold(self, copy: TierCopy) -> None:
@@ -283,7 +235,7 @@ class TierTree:
         check(linked == sum(copy.parent is not None for copy in present), "a copy is not linked")
         staged_before: set[int] = set()
         for copy in self._staged.values():
-            check(_indices(_children(copy)) <= staged_before, "goes before a child", copy)
+            check({child.index for child in children_of(copy)} <= staged_before, "goes before a child", copy)
             staged_before.add(copy.index)
         check(len(self._staged) == sum(copy.staged for copy in present), "a staged copy is not in line")
         in_line = sum(copy.line is not None for copy in present)
@@ -292,7 +244,7 @@ class TierTree:
         self._late.check_integrity()
 
     def _check_copy(self, copy: TierCopy, held: int) -> None:
-        children = _children(copy)
+        children = children_of(copy)
         parent = None if copy.facts.parent is None else self._copies.get(copy.facts.parent)
         check(copy.parent is parent and (parent is not None or copy.facts.parent is None), "parent", copy)
         check(all(child.parent is copy for child in children), "siblings", copy)
@@ -306,40 +258,3 @@ class TierTree:
         is_open = is_next and not copy.sinking
         check(copy.line is (self._open if is_open else self._late if is_late else None), "line", copy)
         check(copy.line is None or copy.index in copy.line, "line", copy)
-
-
-def _link(parent: TierCopy, copy: TierCopy) -> None:
-    parent.children += 1
-    copy.next_sibling = parent.first_child
-    if parent.first_child is not None:
-        parent.first_child.previous_sibling = copy
-    parent.first_child = copy
-
-
-def _unlink(parent: TierCopy, copy: TierCopy) -> None:
-    parent.children -= 1
-    if copy.previous_sibling is None:
-        parent.first_child = copy.next_sibling
-    else:
-        copy.previous_sibling.next_sibling = copy.next_sibling
-    if copy.next_sibling is not None:
-        copy.next_sibling.previous_sibling = copy.previous_sibling
-
-
-def _children(copy: TierCopy) -> list[TierCopy]:
-    found = []
-    child = copy.first_child
-    while child is not None:
-        found.append(child)
-        child = child.next_sibling
-    return found
-
-
-def _indices(copies: list[TierCopy]) -> set[int]:
-    return {copy.index for copy in copies}
-
-
-def check(holds: bool, detail: str, about: object = "") -> None:
-    """`about` is printed only where it fails: a check looks at many things."""
-    if not holds:
-        raise AssertionError(f"{detail} {about}")

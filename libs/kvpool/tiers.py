@@ -4,7 +4,7 @@ A block may have a copy in every tier. The compute tier's copy is a block of the
 id; a lower tier's copy lies in one of its numbered slots.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kvhash import BlockHash
 from kvindex.core import Tier
@@ -69,3 +69,22 @@ class TierStats:
     """Copies that made room for others."""
     lost_total: int = 0
     """Copies that could not be read, with those that hung on them."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolStats:
+    """free + cached + in_use == blocks, of the compute tier. Totals, since the start, are not compared."""
+
+    blocks: int
+    free: int
+    """Blocks that hold nothing."""
+    cached: int
+    """Reusable blocks nobody is using: given up on demand."""
+    in_use: int
+    """Pinned blocks and the ancestors of pinned blocks."""
+    tiers: tuple[TierStats, ...] = ()
+    """The lower tiers, fastest first."""
+    dropped_total: int = field(default=0, compare=False)
+    """Blocks that were lost to the pool because they had to go before they had a copy below."""
+    gone_total: int = field(default=0, compare=False)
+    """Blocks that went from the lowest tier, and lay nowhere else."""
