@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from kvhash import BlockHash
-from kvindex.core import Tier, TierRun
+from kvindex.core import Tier
 from kvindex.runs import InventorySnapshot
 
 HeldBlock: TypeAlias = tuple[BlockHash, BlockHash | None, Tier]
@@ -76,46 +76,13 @@ class Inventory:
         node.tier = tier
         self._tier_blocks[tier] = self._tier_blocks.get(tier, 0) + 1
 
-    def parent(self, block_hash: BlockHash) -> BlockHash | None:
-        """InventoryError where the block is not held."""
-        return self._node(block_hash).parent
-
     def tier(self, block_hash: BlockHash) -> Tier:
         """InventoryError where the block is not held."""
         return self._node(block_hash).tier
 
-    def is_leaf(self, block_hash: BlockHash) -> bool:
-        """Whether no child of the block is held. InventoryError where the block itself is not."""
-        return not self._node(block_hash).children
-
-    def leaves(self) -> Iterator[BlockHash]:
-        """All blocks without a held child; looks at every block."""
-        return (block_hash for block_hash, node in self._nodes.items() if not node.children)
-
     def blocks_in(self, tier: Tier) -> int:
         """How many blocks lie in `tier`."""
         return self._tier_blocks.get(tier, 0)
-
-    def only_tier(self) -> Tier | None:
-        """The tier in which every block lies, None where they lie in several or there is none."""
-        return next(iter(self._tier_blocks)) if len(self._tier_blocks) == 1 else None
-
-    def tier_runs(self, chain: Iterable[BlockHash]) -> tuple[TierRun, ...]:
-        """Where the leading held blocks of a chain lie, neighbours of one tier together. O(chain)."""
-        runs: list[TierRun] = []
-        tier, blocks = None, 0
-        for block_hash in chain:
-            node = self._nodes.get(block_hash)
-            if node is None:
-                break
-            if node.tier is not tier:
-                if tier is not None:
-                    runs.append(TierRun(tier, blocks))
-                tier, blocks = node.tier, 0
-            blocks += 1
-        if tier is not None:
-            runs.append(TierRun(tier, blocks))
-        return tuple(runs)
 
     def blocks(self) -> list[HeldBlock]:
         """All blocks, parents first; looks at every block."""

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvhash import BlockHash
-from kvindex.core import Tier, TierRun
+from kvindex.core import Tier
 from kvindex.inventory import Inventory, InventoryError
 
 pytestmark = pytest.mark.unit
@@ -18,25 +18,22 @@ def build() -> Inventory:
     return Inventory([(A, None, Tier.DRAM), (B, A, Tier.DRAM), (C, A, Tier.DRAM), (D, C, Tier.SSD)])
 
 
-def test_it_knows_relations_and_tiers():
+def test_it_knows_blocks_and_tiers():
     inventory = build()
     assert len(inventory) == 4
     assert A in inventory
     assert BlockHash(b"x" * 16) not in inventory
-    assert (inventory.parent(A), inventory.parent(D)) == (None, C)
     assert (inventory.tier(A), inventory.tier(D)) == (Tier.DRAM, Tier.SSD)
-    assert set(inventory.leaves()) == {B, D}
-    assert [inventory.is_leaf(block_hash) for block_hash in (A, B, C, D)] == [False, True, False, True]
+    assert (inventory.blocks_in(Tier.DRAM), inventory.blocks_in(Tier.SSD)) == (3, 1)
+    assert inventory.blocks_in(Tier.DEVICE) == 0
 
 
-def test_removing_a_leaf_may_make_its_parent_one():
+def test_a_block_may_go_once_its_children_have_gone():
     inventory = build()
-    inventory.remove(D)
-    assert set(inventory.leaves()) == {B, C}
-    inventory.remove(B)
-    inventory.remove(C)
-    assert list(inventory) == [A]
-    assert inventory.is_leaf(A)
+    for block_hash in (D, B, C, A):
+        inventory.remove(block_hash)
+    assert list(inventory) == []
+    assert inventory.blocks_in(Tier.DRAM) == inventory.blocks_in(Tier.SSD) == 0
 
 
 @pytest.mark.parametrize(
@@ -57,7 +54,8 @@ def test_a_change_that_leaves_a_hole_is_refused_and_changes_nothing(change, mess
     with pytest.raises(InventoryError, match=message):
         change(inventory)
     assert inventory.blocks() == build().blocks()
-    assert set(inventory.leaves()) == {B, D}
+    inventory.remove(B)
+    inventory.remove(D)
 
 
 def test_blocks_that_do_not_come_parents_first_make_no_inventory():
@@ -65,29 +63,16 @@ def test_blocks_that_do_not_come_parents_first_make_no_inventory():
         Inventory([(B, A, Tier.DRAM), (A, None, Tier.DRAM)])
 
 
-def test_moving_keeps_the_order_and_tells_when_one_tier_is_left():
+def test_moving_keeps_the_order():
     inventory = build()
-    assert inventory.only_tier() is None
     inventory.move(D, Tier.DRAM)
-    assert inventory.only_tier() is Tier.DRAM
+    assert (inventory.blocks_in(Tier.DRAM), inventory.blocks_in(Tier.SSD)) == (4, 0)
     assert inventory.blocks() == [
         (A, None, Tier.DRAM),
         (B, A, Tier.DRAM),
         (C, A, Tier.DRAM),
         (D, C, Tier.DRAM),
     ]
-    assert Inventory().only_tier() is None
-
-
-def test_the_tiers_of_a_chain_are_told_up_to_the_first_block_that_is_not_held():
-    inventory = build()
-    assert inventory.tier_runs([A, C, D, B]) == (
-        TierRun(Tier.DRAM, 2),
-        TierRun(Tier.SSD, 1),
-        TierRun(Tier.DRAM, 1),
-    )
-    assert inventory.tier_runs([A, BlockHash(b"x" * 16), D]) == (TierRun(Tier.DRAM, 1),)
-    assert inventory.tier_runs([]) == ()
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 6), st.integers(0, 6)), max_size=60))
@@ -108,6 +93,5 @@ def test_any_history_leaves_it_prefix_closed_and_parents_first(changes):
         assert allowed
         model.update({block_hash: parent}) if adds else model.pop(block_hash)
     assert {block_hash: parent for block_hash, parent, _ in inventory.blocks()} == model
-    assert set(inventory.leaves()) == set(model) - set(model.values())
     # Parents first is exactly what building a second inventory from the list demands.
     assert Inventory(inventory.blocks()).blocks() == inventory.blocks()
