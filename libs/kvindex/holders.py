@@ -26,6 +26,11 @@ def places(holders: int) -> Iterator[tuple[int, int]]:
         holders ^= code << PLACE_BITS * place
 
 
+def code_at(holders: int, place: int) -> int:
+    """0 where the place has not the block."""
+    return holders >> PLACE_BITS * place & PLACE_MASK
+
+
 def count(holders: int) -> int:
     """How many places have the block."""
     low_bits = int.from_bytes(b"\x55" * (holders.bit_length() // 8 + 1), "little")
