@@ -9,8 +9,9 @@ from kvhash import HASH_BYTES
 from kvindex.core import BlockAction, BlockEvent, InstanceId, Tier
 from kvindex.directory import Directory
 
-ALL, STAGGERED, ONE, FRESH = "all_match", "staggered", "one_full_match", "staggered_fresh"
-SHAPES = (ALL, STAGGERED, ONE, FRESH)
+ALL, STAGGERED, ONE = "all_match", "staggered", "one_full_match"
+TIERED, FRESH = "staggered_two_tiers", "staggered_fresh"
+SHAPES = (ALL, STAGGERED, ONE, TIERED, FRESH)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +44,11 @@ class Filled:
 
 
 def filled(shape: str, size: Size, seed: int) -> Filled:
-    """One prompt in `shape`, and other chains until `size.blocks` are held; FRESH has as many prompts as fit
-    instead, each staggered in an order of its own."""
+    """One prompt in `shape`, and other chains until `size.blocks` are held.
+
+    TIERED is staggered, and of what an instance holds the second half lies on its SSD. FRESH has as many
+    prompts as fit and nothing else, each staggered in an order of its own.
+    """
     rng = random.Random(seed)
     result = Filled()
     if shape == FRESH:
@@ -57,10 +61,14 @@ def filled(shape: str, size: Size, seed: int) -> Filled:
     by_shape = {
         ALL: [size.prompt_blocks] * size.instances,
         STAGGERED: _staggered(size),
+        TIERED: _staggered(size),
         ONE: [size.prompt_blocks] + [1] * (size.instances - 1),
     }
     depths = dict(zip(size.names, by_shape[shape], strict=True))
     _add_prompt(result, rng, size, depths)
+    if shape == TIERED:
+        prompt = result.prompts[0]
+        result.events += [(instance, _sunk(prompt.packed, blocks)) for instance, blocks in depths.items()]
     add_chains(result, rng, size, size.blocks - sum(depths.values()))
     return result
 
@@ -79,6 +87,12 @@ def apply_all(directory: Directory, events: Sequence[tuple[InstanceId, BlockEven
 
 def stored(packed: bytes, parent: bytes = b"") -> BlockEvent:
     return BlockEvent(BlockAction.STORED, packed, Tier.DRAM, parent)
+
+
+def _sunk(packed: bytes, blocks: int) -> BlockEvent:
+    """The second half of the first `blocks`."""
+    half = packed[HASH_BYTES * (blocks // 2) : HASH_BYTES * blocks]
+    return BlockEvent(BlockAction.MOVED, half, Tier.SSD)
 
 
 def _staggered(size: Size) -> list[int]:

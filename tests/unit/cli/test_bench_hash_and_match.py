@@ -9,7 +9,17 @@ from kvindex.directory import Directory
 from moonpool.__main__ import main
 from moonpool.benchmarks import hash as hash_chain
 from moonpool.benchmarks import match
-from moonpool.benchmarks.directories import ALL, FRESH, ONE, SHAPES, STAGGERED, Size, apply_all, filled
+from moonpool.benchmarks.directories import (
+    ALL,
+    FRESH,
+    ONE,
+    SHAPES,
+    STAGGERED,
+    TIERED,
+    Size,
+    apply_all,
+    filled,
+)
 from moonpool.errors import CommandError
 
 pytestmark = pytest.mark.unit
@@ -59,10 +69,13 @@ def test_a_directory_of_each_shape_has_its_size_and_depths(shape: str) -> None:
         expected = {
             ALL: [32] * 8,
             STAGGERED: [4, 8, 12, 16, 20, 24, 28, 32],
+            TIERED: [4, 8, 12, 16, 20, 24, 28, 32],
             FRESH: [4, 8, 12, 16, 20, 24, 28, 32],
             ONE: [1] * 7 + [32],
         }
         assert depths == expected[shape]
+        tiers = 2 if shape == TIERED else 1
+        assert all(len(match.runs) == tiers for match in directory.match(prompt.packed))
     assert (len(contents.prompts) > 1) == (shape == FRESH)
 
 
