@@ -20,6 +20,10 @@ def removed(block_hashes: bytes) -> BlockEvent:
     return BlockEvent(BlockAction.REMOVED, block_hashes, Tier.DRAM)
 
 
+def moved(block_hashes: bytes, tier: Tier) -> BlockEvent:
+    return BlockEvent(BlockAction.MOVED, block_hashes, tier)
+
+
 def test_consecutive_blocks_of_one_chain_are_one_event():
     log = EventLog()
     log.stored(A, None, Tier.DRAM)
@@ -47,6 +51,25 @@ def test_a_chain_is_cut_where_the_tier_changes():
     log.stored(B, A, Tier.SSD)
     first, second = log.take()[1]
     assert (first.tier, second.tier, second.parent) == (Tier.DRAM, Tier.SSD, A)
+
+
+def test_blocks_that_move_to_one_tier_are_one_event_whatever_their_chains():
+    log = EventLog()
+    log.moved(C, Tier.SSD)
+    log.moved(B, Tier.SSD)
+    log.moved(E, Tier.SSD)
+    log.moved(B, Tier.DRAM)
+    log.removed(E, Tier.SSD)
+    log.moved(C, Tier.DRAM)
+    assert log.take() == (
+        1,
+        (
+            moved(C + B + E, Tier.SSD),
+            moved(B, Tier.DRAM),
+            BlockEvent(BlockAction.REMOVED, E, Tier.SSD),
+            moved(C, Tier.DRAM),
+        ),
+    )
 
 
 def test_a_taken_event_is_not_continued():
