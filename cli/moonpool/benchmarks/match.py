@@ -1,8 +1,8 @@
 """`moonpool bench match`: what kvmeta's directory does in one process: lookups, events, memory.
 
 Lookups are of a prompt whose blocks all instances hold, each to another depth (in one tier, or in two), or
-one alone; the same prompt again and again, as others measure it. `staggered_fresh` asks each prompt once, so nothing that the
-directory remembers helps. Memory is what the process grew by, in a process of its own.
+one alone; the same prompt again and again, as others measure it. `staggered_fresh` asks each prompt once, so
+nothing that the directory remembers helps. Memory is what the process grew by, in a process of its own.
 """
 
 import argparse
