@@ -86,7 +86,7 @@ class PrefillRequest:
         if self.sequence.block_ids:
             return further_samples
         blocks = self.sequence.blocks_to_take(self._node.pool) - self._prefix.coming_blocks
-        return blocks + further_samples
+        return max(0, blocks) + further_samples
 
     def take(self) -> None:
         """It is its turn."""

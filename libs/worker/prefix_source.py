@@ -42,6 +42,8 @@ RELEASE_S_MAX = 2.0
 RELEASE_TRIES_MAX = 3
 """A release nobody answers is given up after this; the pin then ends by its time."""
 RELEASE_PAUSE_S = 0.2
+DETAIL_CHARS_MAX = 200
+"""Of what a source says about its refusal: it is passed on."""
 READ_TRIES_MAX = 2
 """A read whose transport fails is made again, over the next one that works."""
 
@@ -82,7 +84,7 @@ class PrefixSource:
             answer = await self._ask_pin(pin_id, hashes, first_block, ends_at_s)
             peer = await self._connect(descriptor, ends_at_s)
             block_ids = np.frombuffer(answer.block_ids, "<i4").astype(np.int64)
-            ends_at_s = min(ends_at_s, self._node.now_s() + answer.ttl_s)
+            ends_at_s = min(ends_at_s, self._node.now_s() + answer.ttl_s - PIN_TTL_MARGIN_S)
             yield PinnedBlocks(peer, answer.grant, block_ids, ends_at_s)
         finally:
             self._node.spawn(self._release(pin_id), "release pin")
@@ -132,7 +134,7 @@ class PrefixSource:
             if isinstance(answer, PinRefused):
                 gone = answer.reason is RefusalReason.UNKNOWN
                 reason = FetchFailure.GONE if gone else FetchFailure.REFUSED
-                raise SourceError(reason, f"{answer.reason} {answer.detail}")
+                raise SourceError(reason, f"{answer.reason} {answer.detail[:DETAIL_CHARS_MAX]}")
             return _checked(answer, asked)
         except ProtocolError as error:
             raise SourceError(FetchFailure.NONSENSE, str(error)) from error
