@@ -6,7 +6,6 @@ they are sent, so that the event loop is never stopped for long. Knows the pool,
 """
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -44,7 +43,9 @@ class InventoryReplies:
 
     def __init__(self, pool: BlockPool) -> None:
         self._pool = pool
-        self._kept: OrderedDict[InstanceId, PackedInventory] = OrderedDict()
+        self._kept: dict[InstanceId, PackedInventory] = {}
+        self._ends: dict[InstanceId, asyncio.TimerHandle] = {}
+        """Of those that are kept."""
 
     async def answer(self, asker: InstanceId, request: InventoryRequest) -> AsyncIterator[InventoryChunk]:
         """The chunks that are asked for. RetryableError where they are of an inventory that is not kept,
@@ -78,17 +79,20 @@ class InventoryReplies:
         return inventory
 
     def _keep(self, asker: InstanceId, inventory: PackedInventory) -> None:
-        if self._kept.get(asker) is inventory:
-            return
-        self._kept.pop(asker, None)
+        """Until it was not asked for more for KEPT_S_MAX."""
+        self._drop(asker)
         self._kept[asker] = inventory
+        self._ends[asker] = asyncio.get_running_loop().call_later(KEPT_S_MAX, self._drop, asker)
         if len(self._kept) > KEPT_MAX:
-            self._kept.popitem(last=False)
-        asyncio.get_running_loop().call_later(KEPT_S_MAX, self._forget, asker, inventory)
+            self._drop(next(iter(self._kept)))
 
     def _forget(self, asker: InstanceId, inventory: PackedInventory) -> None:
         if self._kept.get(asker) is inventory:
-            del self._kept[asker]
+            self._drop(asker)
+
+    def _drop(self, asker: InstanceId) -> None:
+        if self._kept.pop(asker, None) is not None:
+            self._ends.pop(asker).cancel()
 
 
 async def _one_by_one(chunks: Iterator[InventoryChunk]) -> AsyncIterator[InventoryChunk]:

@@ -96,6 +96,8 @@ def test_what_nobody_goes_on_asking_for_is_forgotten() -> None:
         replies._keep(ASKER, inventory)
         await asyncio.sleep(KEPT_S_MAX - 1.0)
         assert len(await ask(replies, 8, 3)) == 8
+        await asyncio.sleep(KEPT_S_MAX - 1.0)
+        assert replies._kept.keys() == {ASKER}, "it was asked for more a moment ago"
         await asyncio.sleep(2.0)
         assert replies._kept == {}
 
