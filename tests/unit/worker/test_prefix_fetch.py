@@ -11,7 +11,7 @@ from tests.support.prefix_sources import MOVING_PAYS, SOURCE, LendingSource, ann
 from tests.support.reference import Reference
 from tests.support.workers import TOKENS, Workers, greedy, packed, prompt, workers
 
-from cluster.messages import Cancel, PinRefused, ReadPin, ReadPinned, RefusalReason
+from cluster.messages import Cancel, PinRefused, ReadPin, ReadPinned, RefusalReason, Refused
 from engine.layout import KVLayout
 from engine.model_folder import ModelConfig
 from kvhash import BLOCK_TOKENS, BlockHash, block_hashes, unpack
@@ -19,6 +19,7 @@ from kvindex.core import InstanceId
 from kvtransfer import ChecksumError, PeerLostError
 from policy.core import RequestId, Role
 from worker import avoided_sources, fetch_plan, prefix_fetch, prefix_source
+from worker.placed_decode import PlacedDecode
 
 pytestmark = pytest.mark.unit
 
@@ -368,6 +369,40 @@ async def test_whoever_ends_while_the_prefix_comes_holds_nothing(
             world.source.answer = None
             await world.ask("r", attempt=1)
     await world.source.wait(lambda: world.source.asked[0].pin_id in world.source.released)
+
+
+@pytest.mark.parametrize("ending", ["reserved", "cancelled", "refused"])
+async def test_what_came_is_held_until_decode_has_reserved(
+    world: World, reference: Reference, monkeypatch: pytest.MonkeyPatch, ending: str
+) -> None:
+    """Others may want every block meanwhile."""
+    asked, answered = asyncio.Event(), asyncio.Event()
+    reserve = PlacedDecode.reserve
+
+    async def slow_reserve(self, prompt_ids: bytes, ends_at_s: float):
+        asked.set()
+        await answered.wait()
+        if ending == "refused":
+            return Refused(RequestId("r"), 0, RefusalReason.NO_BLOCKS)
+        return await reserve(self, prompt_ids, ends_at_s)
+
+    monkeypatch.setattr(PlacedDecode, "reserve", slow_reserve)
+    answer = asyncio.create_task(world.ask("r"))
+    await world.source.wait(lambda: world.source.released)
+    assert asked.is_set()
+    assert world.b.pool.stats().in_use == BLOCKS
+    world.b.pool.release(world.b.pool.allocate(world.b.pool.available()))
+    if ending == "cancelled":
+        await world.cluster.ear.ask("b", Cancel(RequestId("r"), 0))
+    answered.set()
+    if ending == "reserved":
+        assert await answer == greedy(reference, PROMPT)
+        assert world.cluster.ear.cached_tokens["r"] == BLOCKS * BLOCK_TOKENS
+        assert world.blocks_read() == BLOCKS
+    else:
+        answer.cancel()
+    await world.cluster.quiet()
+    assert world.b.pool.stats().cached >= BLOCKS
 
 
 async def test_a_fetch_finds_no_blocks_to_read_into(tiny: Path, reference: Reference) -> None:
