@@ -20,7 +20,14 @@ from policy.cost import ASSUMED_COST
 from worker.handover import block_ranges
 
 SOURCE = InstanceId("s")
-MOVING_PAYS = replace(ASSUMED_COST, prefill_per_token_s=1e-4, transfer_fixed_s=0.0, transfer_bytes_per_s=1e15)
+MOVING_PAYS = replace(
+    ASSUMED_COST,
+    prefill_per_token_s=1e-4,
+    transfer_fixed_s=0.0,
+    transfer_bytes_per_s=1e15,
+    ssd_fixed_s=0.0,
+    ssd_bytes_per_s=1e15,
+)
 """A profile's fit may find that a tiny model computes in no time at all, and then nothing would be moved."""
 TTL_S = 30.0
 Answer = Callable[[ReadPin, ReadPinned | PinRefused], Awaitable[object]]

@@ -470,7 +470,7 @@ async def test_a_prefix_on_the_source_s_ssd_is_read_by_one_that_computes_elsewhe
         "ssd_folder": str(tmp_path),
     }
     async with workers(tiny, ROLES, **settings) as cluster:
-        announce(cluster, replace(MOVING_PAYS, ssd_fixed_s=0.0, ssd_bytes_per_s=1e15))
+        announce(cluster, MOVING_PAYS)
         await cluster.submit("warm", PROMPT, 1, at=("a", "a"))
         await cluster.ear.wait_finish("warm")
         world = World(cluster, LendingSource(cluster, "a"))
@@ -497,7 +497,7 @@ async def test_what_lies_below_rises_where_that_pays(
         "ssd_folder": str(tmp_path),
     }
     async with workers(tiny, {"b": ROLES["b"]}, **settings) as cluster:
-        announce(cluster, replace(MOVING_PAYS, ssd_fixed_s=0.0 if pays else 1e3, ssd_bytes_per_s=1e15))
+        announce(cluster, MOVING_PAYS if pays else replace(MOVING_PAYS, ssd_fixed_s=1e3))
         world = World(cluster, LendingSource(cluster, "b"))
         await world.ask("first", source=None, at=COUPLED)
         await _sink(cluster, "b")
