@@ -249,6 +249,18 @@ def test_a_parent_stays_while_its_child_is_copied_down():
     assert pool.stats().tiers[0].copies == 2
 
 
+def test_a_parent_that_is_worth_less_does_not_make_room_for_its_own_child():
+    pool, hashes = two_tiers(slots=1), prompt_chain(1, 2)
+    parent_id, child_id = pool.allocate(2)
+    pool.store(parent_id, hashes[0], None)
+    pool.store(child_id, hashes[1], hashes[0])
+    pool.release([parent_id])
+    pool.release([child_id])
+    assert [sink.block_hash for sink in sink_all(pool)] == hashes[:1]
+    give_up_all(pool)
+    assert pool.match_held(hashes) == 1
+
+
 def test_use_of_a_block_keeps_its_copy_below():
     """What lies in memory and is hot is not the first to go from the SSD because nobody reads it there."""
     pool = two_tiers(blocks=3, slots=2)
@@ -456,6 +468,16 @@ def test_of_what_was_restored_the_oldest_goes_first():
     cache(pool, prompt_chain(3, 1))
     sink_all(pool)
     assert (pool.match_held([first]), pool.match_held([second])) == (0, 1)
+
+
+def test_what_comes_after_a_restart_is_newer_than_all_that_was_restored():
+    pool = two_tiers(blocks=2, slots=8)
+    old = [prompt_chain(prompt, 1)[0] for prompt in range(8)]
+    assert pool.restore(Tier.SSD, [Copy(slot, old[slot], None) for slot in range(8)]) == 8
+    for prompt in range(8, 14):
+        cache(pool, prompt_chain(prompt, 1))
+        sink_all(pool)
+    assert [pool.match_held(prompt_chain(prompt, 1)) for prompt in range(14)] == [0] * 6 + [1] * 8
 
 
 def test_a_chain_that_is_restored_in_a_ring_is_left_out():
