@@ -7,7 +7,7 @@ Knows no subjects and no transport.
 
 from base64 import b64encode
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 import msgspec
 import orjson
@@ -17,6 +17,9 @@ from cluster.messages import MESSAGE_KINDS
 from kvindex.core import InstanceId
 
 VERSION = 1
+
+SENDER_CHARS_MAX = 255
+"""Receivers remember senders by name; instances have much shorter ones."""
 
 RecordT = TypeVar("RecordT")
 
@@ -39,7 +42,7 @@ class Envelope:
 class _Wire:
     v: int
     kind: str
-    sender: str
+    sender: Annotated[str, msgspec.Meta(max_length=SENDER_CHARS_MAX)]
     incarnation: int
     seq: int
     sent_at_s: float

@@ -17,6 +17,8 @@ PIN_TTL_S_MAX = 30.0
 """A longer lease is cut to this. There is no renewal: who reads for longer asks again under another id."""
 PIN_BLOCKS_MAX = MATCH_BLOCKS_MAX
 """Blocks in the chain of one pin: no match is longer."""
+PIN_ID_CHARS_MAX = 128
+"""What ended is remembered by its id, thousands at once."""
 TOMBSTONE_S = 10.0
 """How long an ended pin is remembered; a request on the bus does not live longer."""
 
@@ -69,6 +71,8 @@ class AwaitAnswer:
 
 def problem(asked: ReadPin) -> str:
     """What is wrong with a request, naming field and limit; empty where nothing is."""
+    if wrong_id := id_problem(asked.pin_id):
+        return wrong_id
     blocks, rest = divmod(len(asked.block_hashes), HASH_BYTES)
     if rest:
         return f"block_hashes has {len(asked.block_hashes)} bytes, not a multiple of {HASH_BYTES}"
@@ -78,6 +82,13 @@ def problem(asked: ReadPin) -> str:
         return f"first_block is {asked.first_block}, must be 0 to {blocks - 1}"
     if not (math.isfinite(asked.ttl_s) and asked.ttl_s > 0):
         return f"ttl_s is {asked.ttl_s}, must be a positive number"
+    return ""
+
+
+def id_problem(pin_id: str) -> str:
+    """As `problem`, for the id alone."""
+    if len(pin_id) > PIN_ID_CHARS_MAX:
+        return f"pin_id has {len(pin_id)} characters, must be at most {PIN_ID_CHARS_MAX}"
     return ""
 
 

@@ -13,6 +13,7 @@ from itertools import count
 import numpy as np
 
 from cluster.bus import Handler, Received
+from cluster.errors import ProtocolError
 from cluster.messages import PinRefused, PinReleased, ReadPin, ReadPinned, RefusalReason, ReleasePin
 from kvhash import BlockHash, unpack
 from kvindex.core import InstanceId
@@ -87,9 +88,13 @@ class ReadPins:
         return answer
 
     async def _on_release_pin(self, received: Received) -> PinReleased:
-        """Answered at once: the reader has no use for knowing when the blocks are free."""
+        """Answered at once: the reader has no use for knowing when the blocks are free. ProtocolError for an
+        id that no pin can have."""
         release = received.body
         assert isinstance(release, ReleasePin)
+        problem = read_pin.id_problem(release.pin_id)
+        if problem:
+            raise ProtocolError(problem)
         reader = Reader(received.envelope.sender, received.envelope.incarnation)
         lent = self._lent.get((reader, release.pin_id))
         if lent is not None:

@@ -25,7 +25,7 @@ from cluster.messages import (
     StreamBatch,
     TokensEntry,
 )
-from cluster.wire import Envelope, decode, decode_record, encode, encode_record
+from cluster.wire import SENDER_CHARS_MAX, Envelope, decode, decode_record, encode, encode_record
 from kvindex.core import BlockAction, BlockEvent, InstanceId, Tier
 from policy.core import CostCoefficients, RequestId, TokenLogprobs
 
@@ -189,6 +189,7 @@ def test_tokens_travel_with_their_logprobs_or_with_none() -> None:
         _wire(kind="stream", body={"tokens": [TOKENS_BODY | {"logprobs": [None, None]}]}),
         _wire(kind="stream", body={"tokens": [TOKENS_BODY | {"logprobs": [{"token_logprob": None}]}]}),
         _wire(sender=None),
+        _wire(sender="s" * (SENDER_CHARS_MAX + 1)),
         _wire(seq="1"),
         _wire(incarnation=1.5),
     ],

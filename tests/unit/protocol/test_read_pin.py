@@ -110,6 +110,7 @@ def test_a_release_ahead_of_its_request_is_a_tombstone() -> None:
         (replace(ASKED, block_hashes=b""), "block_hashes"),
         (replace(ASKED, block_hashes=b"a" * 17), "block_hashes"),
         (replace(ASKED, block_hashes=b"a" * 16 * (read_pin.PIN_BLOCKS_MAX + 1)), "block_hashes"),
+        (replace(ASKED, pin_id="p" * (read_pin.PIN_ID_CHARS_MAX + 1)), "pin_id"),
         (replace(ASKED, first_block=2), "first_block"),
         (replace(ASKED, first_block=-1), "first_block"),
         (replace(ASKED, ttl_s=0.0), "ttl_s"),

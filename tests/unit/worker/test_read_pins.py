@@ -12,6 +12,7 @@ from tests.support.contexts import register
 from tests.support.workers import TIMEOUT_S, Workers, prompt, workers
 
 from cluster import subjects
+from cluster.errors import RetryableError
 from cluster.messages import (
     Finish,
     PinRefused,
@@ -27,6 +28,7 @@ from kvhash import block_hashes
 from kvindex.core import InstanceId
 from kvtransfer import GrantError
 from policy.core import RequestId, Role
+from protocol.read_pin import PIN_ID_CHARS_MAX
 from worker import read_pins
 from worker.handover import block_ranges
 from worker.node import KEPT_SHARE
@@ -196,6 +198,18 @@ async def test_a_release_that_overtakes_its_request_leaves_nothing_pinned(lender
     answer = await lender.ask(lender.pin(hashes))
     assert isinstance(answer, PinRefused)
     assert answer.reason is RefusalReason.CANCELLED
+
+
+async def test_ids_that_no_pin_can_have_are_not_remembered(lender: Lender) -> None:
+    """Thousands of ended pins are, and a message may be a megabyte."""
+    hashes = await lender.compute(prompt(PROMPT_BLOCKS * 16 + 1))
+    long_id = "p" * (PIN_ID_CHARS_MAX + 1)
+    answer = await lender.ask(lender.pin(hashes, long_id))
+    assert isinstance(answer, PinRefused)
+    assert answer.reason is RefusalReason.BAD_REQUEST
+    with pytest.raises(RetryableError, match="pin_id"):
+        await lender.ask(ReleasePin(long_id))
+    assert lender.pins._lent == {}
 
 
 async def test_what_is_not_lent_is_refused_with_the_reason(
