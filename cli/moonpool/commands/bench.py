@@ -1,7 +1,7 @@
 """`moonpool bench NAME`: measurements, all printed in one form (DESIGN §10)."""
 
 from moonpool.arguments import CommandGroup
-from moonpool.benchmarks import attention, engine, handover, kvmeta_restart, match, prefix, transfer
+from moonpool.benchmarks import attention, engine, handover, kvmeta_restart, match, place, prefix, transfer
 from moonpool.benchmarks import hash as hash_chain
 
 GROUP = CommandGroup(
@@ -15,6 +15,7 @@ GROUP = CommandGroup(
         handover.COMMAND,
         hash_chain.COMMAND,
         match.COMMAND,
+        place.COMMAND,
         kvmeta_restart.COMMAND,
     ),
 )

@@ -1,0 +1,138 @@
+"""`moonpool bench place`: one decision in process: the prefix match and `policy.place`, together and apart.
+
+Every instance holds the prompt to another depth, which is the most that there is to compare. From one
+decision to the next the view changes as a conductor's does: the placement is booked, an older booking runs
+out, and one instance tells its load. To fold that load is measured beside the decisions; it is no part of
+them.
+"""
+
+import argparse
+import time
+from collections.abc import Mapping, Sequence
+
+from kvhash import BLOCK_TOKENS, HASH_BYTES
+from kvindex.directory import Directory
+from moonpool.arguments import Command, whole_number
+from moonpool.benchmarks.command_line import add_json_argument, print_results, say
+from moonpool.benchmarks.directories import STAGGERED, Size, apply_all, filled
+from moonpool.benchmarks.loaded_cluster import LoadedCluster
+from moonpool.benchmarks.transfer_plan import percentile
+from moonpool.errors import EXIT_OK, CommandError
+from moonpool.machine import machine_context
+from moonpool.measurement import Measurement, measurement
+from policy.choice import PlacementLimits
+from policy.core import Placement
+from policy.place import place
+
+NAME = "place"
+INSTANCES_MIN, INSTANCES_MAX = 2, 1024
+INSTANCES = (64, 1000)
+REPEATS_MAX = 1000
+DECISIONS = 200
+"""In one sample."""
+PROMPT_BLOCKS_MAX = 16_384
+REQUESTS_MAX = 1024
+MATCH, PLACE, BOTH, FOLD = "match", "place", "match_and_place", "fold_load"
+SHARES = (("p50", 0.5), ("p99", 0.99))
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_json_argument(parser)
+    parser.add_argument(
+        "--instances",
+        action="append",
+        type=whole_number(INSTANCES_MIN, INSTANCES_MAX),
+        metavar="N",
+        help="instances in the cluster; may be repeated (default 64 and 1000)",
+    )
+    for flag, least, most, default, text in (
+        ("--prompt-blocks", 1, PROMPT_BLOCKS_MAX, 2048, "full blocks of the prompt"),
+        ("--queued", 0, REQUESTS_MAX, 4, "requests that wait at each prefill instance"),
+        ("--running", 1, REQUESTS_MAX, 32, "requests that run at each decode instance"),
+        ("--repeats", 1, REPEATS_MAX, 5, f"samples, each of {DECISIONS} decisions"),
+    ):
+        parser.add_argument(
+            flag,
+            type=whole_number(least, most),
+            default=default,
+            metavar="N",
+            help=f"{text} (default {default})",
+        )
+
+
+def run(options: argparse.Namespace) -> int:
+    results: list[Measurement] = []
+    for instances in options.instances or INSTANCES:
+        say(f"{instances} instances")
+        results += measure(instances, options.prompt_blocks, options.queued, options.running, options.repeats)
+    print_results(results, as_json=options.json)
+    return EXIT_OK
+
+
+def measure(
+    instances: int, prompt_blocks: int, queued: int, running: int, repeats: int, decisions: int = DECISIONS
+) -> list[Measurement]:
+    """Microseconds by what is done. CommandError where the request is not placed."""
+    context = {
+        **machine_context(),
+        "instances": instances,
+        "prompt_blocks": prompt_blocks,
+        "queued": queued,
+        "running": running,
+        "decisions": decisions,
+    }
+    size = Size(instances, 0, prompt_blocks)
+    contents = filled(STAGGERED, size, seed=1)
+    directory = Directory()
+    apply_all(directory, contents.events)
+    cluster = LoadedCluster(size.names, queued, running, seed=1)
+    packed = contents.prompts[0].packed
+    _decisions(directory, cluster, packed, decisions)
+    samples = [_decisions(directory, cluster, packed, decisions) for _ in range(repeats)]
+    return [
+        measurement(
+            NAME,
+            f"{instances}_instances",
+            f"{step}_{label}",
+            "us",
+            [percentile(sample[step], share) for sample in samples],
+            context,
+        )
+        for step in (MATCH, PLACE, BOTH, FOLD)
+        for label, share in SHARES
+    ]
+
+
+def _decisions(
+    directory: Directory, cluster: LoadedCluster, packed: bytes, decisions: int
+) -> Mapping[str, Sequence[float]]:
+    """Microseconds of each step of each decision."""
+    limits = PlacementLimits()
+    # One token beyond the full blocks: all of them may come from a cache.
+    prompt_tokens = len(packed) // HASH_BYTES * BLOCK_TOKENS + 1
+    taken_us: dict[str, list[float]] = {MATCH: [], PLACE: [], BOTH: [], FOLD: []}
+    for _ in range(decisions):
+        request = cluster.request(packed, prompt_tokens)
+        started_ns = time.perf_counter_ns()
+        matches = directory.match(packed)
+        matched_ns = time.perf_counter_ns()
+        decision = place(cluster.view, request, matches, limits, cluster.now_s)
+        placed_ns = time.perf_counter_ns()
+        if not isinstance(decision, Placement):
+            raise CommandError(f"the request was not placed: {decision.reason}: {decision.detail}")
+        cluster.book(decision, prompt_tokens)
+        snapshot = cluster.next_snapshot()
+        told_ns = time.perf_counter_ns()
+        cluster.fold(snapshot)
+        folded_ns = time.perf_counter_ns()
+        for step, begun_ns, ended_ns in (
+            (MATCH, started_ns, matched_ns),
+            (PLACE, matched_ns, placed_ns),
+            (BOTH, started_ns, placed_ns),
+            (FOLD, told_ns, folded_ns),
+        ):
+            taken_us[step].append((ended_ns - begun_ns) / 1e3)
+    return taken_us
+
+
+COMMAND = Command(NAME, "one decision in process: prefix match and placement", add_arguments, run)
