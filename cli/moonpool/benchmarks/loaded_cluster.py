@@ -71,7 +71,7 @@ class LoadedCluster:
         """What a conductor does after a decision; the bookings of BOOKINGS decisions ago run out."""
         self.now_s += DECISION_S
         self.view = with_placement(self.view, placement, prompt_tokens, self.now_s)
-        self.view = expire(self.view, self.now_s, (BOOKINGS + 0.5) * DECISION_S)
+        self.view = expire(self.view, self.now_s, (BOOKINGS - 0.5) * DECISION_S)
 
     def next_snapshot(self) -> LoadSnapshot:
         """What one of the instances, each in its turn, would say now: its load as it was, told anew."""
