@@ -1,7 +1,8 @@
-"""How one of several nearly equal candidates is chosen, and the tolerances of a placement."""
+"""How one of several nearly equal candidates is chosen, and the settings of a placement."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import TypeVar
 
 import xxhash
@@ -13,13 +14,44 @@ from policy.view import InstanceView
 CandidateT = TypeVar("CandidateT")
 
 
+class Strategy(StrEnum):
+    """How instances are chosen: see `policy.strategies`."""
+
+    RANDOM = "random"
+    LOAD_BALANCE = "load_balance"
+    CACHE_AWARE = "cache_aware"
+    KVCACHE_CENTRIC = "kvcache_centric"
+    JOINT = "joint"
+
+
+class AdmissionMode(StrEnum):
+    """What is turned away before any work is done for it."""
+
+    NONE = "none"
+    """Nothing: decode has the last word."""
+    SNAPSHOT = "snapshot"
+    """What misses its targets as decodes are loaded now."""
+    PREDICTIVE = "predictive"
+    """What misses its targets as decodes will be loaded when it gets there."""
+
+
 @dataclass(frozen=True, slots=True)
 class PlacementLimits:
-    """Bounds and tolerances of a placement.
+    """Settings, bounds and tolerances of a placement.
 
     Predictions within `tie_fraction` or `tie_s` of the best are equals: profiles are noisy, and equals
     share the load. Instances silent for `silence_s_max` are used only where no other serves.
     """
+
+    strategy: Strategy = Strategy.JOINT
+    admission: AdmissionMode = AdmissionMode.PREDICTIVE
+    kvcache_balancing_threshold: float = 2.0
+    """kvcache_centric: another's prefix is considered where it is this many times as long as the own one."""
+    kvcache_local_share_min: float = 1.0
+    """kvcache_centric: an own prefix of at least this share of the prompt is used without looking further."""
+    ttft_ms_default: float | None = None
+    tbt_ms_default: float | None = None
+    """The cluster's targets, for requests that name none; None: no target."""
 
     tie_fraction: float = 0.1
     tie_s: float = 0.005

@@ -10,19 +10,21 @@ from dataclasses import dataclass
 from math import inf
 
 from kvindex.core import InstanceId, InstanceMatch
-from policy.choice import PlacementLimits, nearly_least, silent, spread
+from policy.choice import AdmissionMode, PlacementLimits, nearly_least, silent, spread
 from policy.core import Placement, Rejection, RejectReason, Role, ScheduleRequest
 from policy.cost import transfer_s
-from policy.place_prefill import NOTHING_CACHED, Extent, PrefillCandidate, choose_prefill, extents_of
+from policy.place_prefill import NOTHING_CACHED, Extent, PrefillCandidate, extents_of, prefill_question
 from policy.predict import (
     DecodeLoad,
     cost_of,
     decode_loads,
     next_finish_s,
+    present_loads,
     reserved_blocks,
     room_blocks,
     step_with_s,
 )
+from policy.strategies import STRATEGIES
 from policy.view import ClusterView, InstanceView
 
 
@@ -60,24 +62,28 @@ def place(
         )
         return _rejection(request, RejectReason.NO_INSTANCE, detail, 0.0, limits)
 
-    ttft_s_max = _ttft_s_max(request)
-    prefill = choose_prefill(prefills, view, request, extents, limits, now_s, ttft_s_max)
-    if not request.resumed and prefill.ttft_s > ttft_s_max:
+    refuses = limits.admission is not AdmissionMode.NONE and not request.resumed
+    ttft_s_max = _ttft_s_max(request, limits)
+    question = prefill_question(prefills, view, request, extents, limits, now_s, ttft_s_max)
+    prefill = STRATEGIES[limits.strategy](question)
+    if refuses and prefill.ttft_s > ttft_s_max:
         detail = f"first token predicted after {prefill.ttft_s:.3f} s, wanted within {ttft_s_max:.3f} s"
         return _rejection(request, RejectReason.TTFT, detail, prefill.ttft_s - ttft_s_max, limits)
 
     loads = decode_loads(view)
-    roomy = [instance for instance in decodes if _has_room(instance, loads, request, extents)]
-    if not roomy and not request.resumed:
+    admitted = present_loads(view) if limits.admission is AdmissionMode.SNAPSHOT else loads
+    roomy = [instance for instance in decodes if _has_room(instance, admitted, request, extents)]
+    if not roomy and refuses:
         wait_s = min(next_finish_s(instance, loads[instance.instance]) for instance in decodes)
         detail = f"no decode instance has room for {request.prompt_tokens} tokens"
         return _rejection(request, RejectReason.OVERLOADED, detail, wait_s, limits)
 
     decode = _choose_decode(roomy or decodes, loads, prefill, request, extents, limits)
-    tbt_s_max = _tbt_s_max(request)
-    if not request.resumed and decode.step_s > tbt_s_max:
+    tbt_s_max = _tbt_s_max(request, limits)
+    step_s = step_with_s(decode.instance, admitted[decode.instance.instance], request.prompt_tokens)
+    if refuses and step_s > tbt_s_max:
         wait_s = next_finish_s(decode.instance, decode.load)
-        detail = f"{decode.step_s:.4f} s between tokens predicted, wanted within {tbt_s_max:.4f} s"
+        detail = f"{step_s:.4f} s between tokens predicted, wanted within {tbt_s_max:.4f} s"
         return _rejection(request, RejectReason.TBT, detail, wait_s, limits)
 
     return Placement(
@@ -139,7 +145,7 @@ def _choose_decode(
         )
         for instance in decodes
     ]
-    equals = nearly_least(candidates, lambda candidate: candidate.step_s, limits, _tbt_s_max(request))
+    equals = nearly_least(candidates, lambda candidate: candidate.step_s, limits, _tbt_s_max(request, limits))
     equals = nearly_least(equals, lambda candidate: candidate.send_s, limits, inf)
     return min(
         equals,
@@ -181,12 +187,14 @@ def _held_blocks(decode: InstanceView, extents: Mapping[InstanceId, Extent]) -> 
     return extents.get(decode.instance, NOTHING_CACHED).memory_blocks
 
 
-def _ttft_s_max(request: ScheduleRequest) -> float:
-    return min(request.deadline_s, inf if request.ttft_ms_max is None else request.ttft_ms_max / 1e3)
+def _ttft_s_max(request: ScheduleRequest, limits: PlacementLimits) -> float:
+    target_ms = limits.ttft_ms_default if request.ttft_ms_max is None else request.ttft_ms_max
+    return min(request.deadline_s, inf if target_ms is None else target_ms / 1e3)
 
 
-def _tbt_s_max(request: ScheduleRequest) -> float:
-    return inf if request.tbt_ms_max is None else request.tbt_ms_max / 1e3
+def _tbt_s_max(request: ScheduleRequest, limits: PlacementLimits) -> float:
+    target_ms = limits.tbt_ms_default if request.tbt_ms_max is None else request.tbt_ms_max
+    return inf if target_ms is None else target_ms / 1e3
 
 
 def _rejection(

@@ -1,19 +1,19 @@
-"""Which prefill instance comes to the first token soonest, and from whose cached prefix it starts.
+"""The ways to a first token: who computes, and from whose cached prefix it starts. `policy.strategies`
+chooses among them.
 
-For each instance the cheapest of three ways: compute everything; start from its own prefix; bring up its
+The cheapest way of an instance is one of three: compute everything; start from its own prefix; bring up its
 own prefix and read what comes after it from one other instance, of any role and any tier. A prefix is
 used as far as a tier reaches, never less: inside a tier each further block costs the same to move and
 saves a little more than the one before, since later tokens attend to more; so the time is least at an
 end of it. Where not even a whole tier pays, it is left out: that is the break-even of DESIGN §8.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import nsmallest
-from math import inf
 
 from kvindex.core import InstanceId, InstanceMatch, Tier
-from policy.choice import PlacementLimits, nearly_least, silent, spread
+from policy.choice import PlacementLimits, silent, spread
 from policy.core import CostCoefficients, ScheduleRequest
 from policy.cost import prefill_s, ssd_read_s, transfer_s
 from policy.predict import PrefillBacklog, cost_of, prefill_backlogs
@@ -68,19 +68,32 @@ class PrefillCandidate:
 
 
 @dataclass(frozen=True, slots=True)
-class _Source:
+class Source:
+    """An instance whose cached prefix others may read."""
+
     name: InstanceId
     extent: Extent
     ends: tuple[int, ...]
     cost: CostCoefficients
 
 
-def extents_of(matches: Sequence[InstanceMatch]) -> Mapping[InstanceId, Extent]:
-    """Where runs are not told, all is taken to lie in memory."""
-    return {match.instance: _extent(match) for match in matches}
+@dataclass(frozen=True, slots=True)
+class PrefillQuestion:
+    """Where should `request` be prefilled? What a strategy answers with one PrefillCandidate."""
+
+    request: ScheduleRequest
+    prefills: Sequence[InstanceView]
+    """At least one, in the order of their names."""
+    backlogs: Mapping[InstanceId, PrefillBacklog]
+    extents: Mapping[InstanceId, Extent]
+    """Without the block of the prompt's last token: that one is always computed."""
+    sources: Sequence[Source]
+    """Longest prefix first, one more than SOURCES_MAX: nobody reads from itself."""
+    limits: PlacementLimits
+    ttft_s_max: float
 
 
-def choose_prefill(
+def prefill_question(
     prefills: Sequence[InstanceView],
     view: ClusterView,
     request: ScheduleRequest,
@@ -88,57 +101,71 @@ def choose_prefill(
     limits: PlacementLimits,
     now_s: float,
     ttft_s_max: float,
-) -> PrefillCandidate:
-    """The least time to the first token; among equals the fewest requests, then the least to move."""
-    backlogs = prefill_backlogs(view, now_s)
-    # The last token is always computed. Instances of one fingerprint have blocks of one size.
+) -> PrefillQuestion:
+    # Instances of one fingerprint have blocks of one size.
     usable_blocks = (request.prompt_tokens - 1) // prefills[0].block_tokens
-    extents = {name: extent.upto(usable_blocks) for name, extent in extents.items()}
-    sources = _sources(view, request, extents, limits, now_s)
-    ways = [
-        cheapest_way(instance, backlogs[instance.instance], request, extents, sources)
-        for instance in prefills
-    ]
-    equals = nearly_least(ways, lambda way: way.ttft_s, limits, ttft_s_max)
-    requests_min = min(way.backlog.requests for way in equals)
-    equals = [way for way in equals if way.backlog.requests == requests_min]
-    equals = nearly_least(equals, lambda way: way.fetch_s, limits, inf)
-    return min(equals, key=lambda way: spread(request.request_id, way.instance.instance))
+    usable = {name: extent.upto(usable_blocks) for name, extent in extents.items()}
+    return PrefillQuestion(
+        request,
+        prefills,
+        prefill_backlogs(view, now_s),
+        usable,
+        _sources(view, request, usable, limits, now_s),
+        limits,
+        ttft_s_max,
+    )
 
 
-def cheapest_way(
-    instance: InstanceView,
-    backlog: PrefillBacklog,
-    request: ScheduleRequest,
-    extents: Mapping[InstanceId, Extent],
-    sources: Sequence[_Source],
+def extents_of(matches: Sequence[InstanceMatch]) -> Mapping[InstanceId, Extent]:
+    """Where runs are not told, all is taken to lie in memory."""
+    return {match.instance: _extent(match) for match in matches}
+
+
+def way_alone(question: PrefillQuestion, instance: InstanceView) -> PrefillCandidate:
+    """The cheapest with nobody's help: compute everything, or start from its own prefix."""
+    return _cheapest(question, instance, _own_prefixes(question, instance))
+
+
+def way_with(question: PrefillQuestion, instance: InstanceView) -> PrefillCandidate:
+    """The cheapest of all: alone, or with blocks of one other instance."""
+    return _cheapest(question, instance, _all_prefixes(question, instance))
+
+
+def _cheapest(
+    question: PrefillQuestion, instance: InstanceView, prefixes: Iterable[tuple[InstanceId, int, float]]
 ) -> PrefillCandidate:
     """Of equally fast ways the one that moves less."""
-    cost = cost_of(instance)
-    own = extents.get(instance.instance, NOTHING_CACHED)
+    prompt_tokens, cost = question.request.prompt_tokens, cost_of(instance)
     source, prefix_blocks, fetch_s = None, 0, 0.0
-    compute_s = prefill_s(cost, request.prompt_tokens, 0)
-    for way_source, way_blocks, way_fetch_s in _prefixes(instance, cost, own, sources):
+    compute_s = prefill_s(cost, prompt_tokens, 0)
+    for way_source, way_blocks, way_fetch_s in prefixes:
         prefix_tokens = way_blocks * instance.block_tokens
-        way_compute_s = prefill_s(cost, request.prompt_tokens - prefix_tokens, prefix_tokens)
+        way_compute_s = prefill_s(cost, prompt_tokens - prefix_tokens, prefix_tokens)
         if way_fetch_s + way_compute_s < fetch_s + compute_s:
             source, prefix_blocks = way_source, way_blocks
             fetch_s, compute_s = way_fetch_s, way_compute_s
+    backlog = question.backlogs[instance.instance]
     return PrefillCandidate(instance, backlog, source, prefix_blocks, fetch_s, compute_s)
 
 
-def _prefixes(
-    instance: InstanceView,
-    cost: CostCoefficients,
-    own: Extent,
-    sources: Sequence[_Source],
+def _own_prefixes(
+    question: PrefillQuestion, instance: InstanceView
 ) -> Iterator[tuple[InstanceId, int, float]]:
     """(source, blocks in all, time to bring them where they are computed on)."""
-    block_bytes = instance.block_bytes
+    own = question.extents.get(instance.instance, NOTHING_CACHED)
+    cost, block_bytes = cost_of(instance), instance.block_bytes
     for blocks in own.ends():
         yield instance.instance, blocks, ssd_read_s(cost, own.ssd_blocks(0, blocks) * block_bytes)
+
+
+def _all_prefixes(
+    question: PrefillQuestion, instance: InstanceView
+) -> Iterator[tuple[InstanceId, int, float]]:
+    yield from _own_prefixes(question, instance)
+    own = question.extents.get(instance.instance, NOTHING_CACHED)
+    cost, block_bytes = cost_of(instance), instance.block_bytes
     rise_s = ssd_read_s(cost, own.ssd_blocks(0, own.blocks) * block_bytes)
-    others = [source for source in sources if source.name != instance.instance]
+    others = [source for source in question.sources if source.name != instance.instance]
     for source in others[:SOURCES_MAX]:
         for blocks in source.ends:
             if blocks > own.blocks:
@@ -153,11 +180,11 @@ def _sources(
     extents: Mapping[InstanceId, Extent],
     limits: PlacementLimits,
     now_s: float,
-) -> list[_Source]:
+) -> list[Source]:
     """Whose blocks may be read, longest prefix first; one more than are considered, since nobody reads
     from itself. Requests take equals in different orders, so that none serves all."""
     usable = (
-        _Source(name, extent, extent.ends(), cost_of(instance))
+        Source(name, extent, extent.ends(), cost_of(instance))
         for name, extent in extents.items()
         if extent.blocks > 0
         and (instance := view.instances.get(name)) is not None

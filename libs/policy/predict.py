@@ -60,9 +60,14 @@ def prefill_backlogs(view: ClusterView, now_s: float) -> Mapping[InstanceId, Pre
     }
 
 
+def present_loads(view: ClusterView) -> Mapping[InstanceId, DecodeLoad]:
+    """Per instance: running and reserved, as its snapshot says; nothing of what is on its way."""
+    return {name: _running_load(instance.load) for name, instance in view.instances.items()}
+
+
 def decode_loads(view: ClusterView) -> Mapping[InstanceId, DecodeLoad]:
     """Per instance: running and reserved, plus queued at a prefill for it, plus booked on it."""
-    loads = {name: _running_load(instance.load) for name, instance in view.instances.items()}
+    loads = dict(present_loads(view))
     counted = {name: _running_keys(instance.load) for name, instance in view.instances.items()}
     coming: list[QueuedRequest | Booking] = list(view.bookings.values())
     for instance in view.instances.values():
