@@ -49,12 +49,17 @@ class _Wire:
     body: object
 
 
+def kind_of(message_class: type) -> str:
+    """What messages of this class, one of MESSAGE_KINDS, are called on the wire."""
+    return _KIND_OF[message_class]
+
+
 def encode(body: object, sender: InstanceId, incarnation: int, seq: int, sent_at_s: float) -> bytes:
     """The wire form of `body`, whose class must be one of MESSAGE_KINDS.
 
     ProtocolError where a value has no JSON form: text with a lone surrogate, an integer over 64 bits.
     """
-    kind = _KIND_OF[type(body)]
+    kind = kind_of(type(body))
     wire = _Wire(VERSION, kind, sender, incarnation, seq, sent_at_s, body)
     try:
         return orjson.dumps(wire, default=_encode_bytes)
