@@ -23,7 +23,7 @@ class BlockStore(Protocol):
     """Slots 0 … `slots` - 1 of `block_bytes` bytes.
 
     Calls block, and may be made from several threads at once. It is the caller who sees to it that a slot
-    is not written while another call writes or reads it, and that no call is under way at `close`.
+    is not written or erased while another call writes or reads it, and that no call is under way at `close`.
     A slot number or a length of data that fits no slot is IndexError or ValueError.
     """
 
@@ -43,6 +43,9 @@ class BlockStore(Protocol):
 
     def view(self, slot: int) -> memoryview | None:
         """The bytes of a slot where they lie, to be copied on from there; None where that is not memory."""
+
+    def erase(self, slot: int) -> None:
+        """Have the slot hold nothing, now and for a successor. Raises StoreError."""
 
     def recover(self) -> Sequence[Copy]:
         """What a predecessor left, in the order in which it was written; of two slots with one hash the

@@ -48,6 +48,10 @@ class DramStore:
             raise IndexError(f"slot: {slot}, the store has {self.slots} slots")
         return self._arena.block(self._first_block + slot)
 
+    def erase(self, slot: int) -> None:
+        self.view(slot)
+        self._hashes[slot] = None
+
     def recover(self) -> list[Copy]:
         return []
 

@@ -1,15 +1,17 @@
 """One tier below the compute tier by itself: which of its slots hold which block's copy, and which are busy.
 
-A slot is free, reserved (a copy is being written to it), holding a copy, or left (its copy was given up
-while somebody read it). Readers pin slots: a pinned slot's copy is not evicted, and where it is lost its
-slot is not given to another before the last reader is done. A parent whose child is being copied here is
-held too, so that the child does not come too late.
+A slot is free, reserved (a copy is being written to it), holding a copy, spoiled (what is in it must not be
+found again by a restart: it is erased before it is free) or left (its copy was given up while somebody read
+it). Readers pin slots: a pinned slot's copy is not evicted, and where it is lost its slot is neither erased
+nor given to another before the last reader is done. A parent whose child is being copied here is held too,
+so that the child does not come too late.
 
 Knows no other tier, no inventory and no events. AssertionError means that the caller broke the contract.
 """
 
 from collections import Counter
 from collections.abc import Collection
+from itertools import islice
 from typing import TypeVar
 
 from kvhash import BlockHash
@@ -31,6 +33,8 @@ class LowerTier:
         self._slots = slots
         self._free = list(range(slots - 1, -1, -1))
         self._reserved: set[int] = set()
+        self._spoiled: dict[int, None] = {}
+        """In the order in which they are to be erased: a child before its parent."""
         self._readers: Counter[int] = Counter()
         """Pins by slot, none that is 0."""
         self._awaited: Counter[BlockHash] = Counter()
@@ -64,10 +68,29 @@ class LowerTier:
         self._reserved.remove(slot)
         self.tree.add(facts, slot, self._awaited[facts.block_hash])
 
-    def give_back(self, slot: int) -> None:
-        """Nothing of worth was written to a reserved slot."""
+    def give_back(self, slot: int, written: bool) -> None:
+        """A reserved slot holds no copy; `written`: but what a restart would take for one."""
         self._reserved.remove(slot)
-        self._free.append(slot)
+        if written:
+            self.spoil(slot)
+        self._vacate(slot)
+
+    def spoil(self, slot: int) -> None:
+        """The slot is to be erased before it is used again; the copy in it, if there is one, goes next."""
+        self._spoiled[slot] = None
+
+    def erasures(self, slots_max: int) -> tuple[int, ...]:
+        """The slots to erase next."""
+        return tuple(islice((slot for slot in self._spoiled if slot not in self._readers), slots_max))
+
+    def end_erasure(self, slot: int, erased: bool) -> None:
+        """A slot of `erasures` was erased, or could not be: then it is the last to be tried again."""
+        is_due = slot in self._spoiled and slot not in self._readers
+        assert is_due, f"slot {slot} is not to be erased"
+        del self._spoiled[slot]
+        if not erased:
+            self.spoil(slot)
+        self._vacate(slot)
 
     def free_slots(self) -> frozenset[int]:
         """O(slots), for the start."""
@@ -110,16 +133,15 @@ class LowerTier:
         copy = self.tree.at(slot)
         if copy is not None:
             self.tree.unhold(copy)
-        elif slot not in self._readers:
-            self._free.append(slot)
+        else:
+            self._vacate(slot)
 
     def remove(self, copy: TierCopy) -> None:
         """Give up a leaf, whoever reads it or is being copied under it."""
         for _ in range(self._held(copy)):
             self.tree.unhold(copy)
         self.tree.remove(copy)
-        if copy.index not in self._readers:
-            self._free.append(copy.index)
+        self._vacate(copy.index)
 
     def check_users(self, readers: Counter[int], awaited: Counter[BlockHash]) -> None:
         """AssertionError where others read slots or await children than are counted."""
@@ -156,6 +178,11 @@ class LowerTier:
     def unpin_source(self, index: int) -> None:
         self.unpin(index)
 
+    def _vacate(self, slot: int) -> None:
+        """A slot without a copy is free once nobody reads it and it need not be erased."""
+        if slot not in self._readers and slot not in self._spoiled:
+            self._free.append(slot)
+
     def _held(self, copy: TierCopy) -> int:
         """What holds a copy besides its children."""
         return self._readers[copy.index] + self._awaited[copy.facts.block_hash]
@@ -167,8 +194,8 @@ class LowerTier:
         for copy in self.tree:
             held[copy.index] = self._held(copy)
             holding.add(copy.index)
-        left = self._readers.keys() - holding
-        counted = sorted([*self._free, *self._reserved, *holding, *left])
+        left = self._readers.keys() - holding - self._spoiled.keys()
+        counted = sorted([*self._free, *self._reserved, *self._spoiled, *holding, *left])
         check(counted == list(range(self._slots)), f"slots of {self.tier}:", counted)
         check(all(count > 0 for count in self._readers.values()), "readers:", self._readers)
         check(all(count > 0 for count in self._awaited.values()), "awaited:", self._awaited)

@@ -15,9 +15,11 @@ SINK_BATCH_BYTES = 16 << 20
 """Sunk before the pool is asked what is most pressing now."""
 SINK_BATCH_BLOCKS_MAX = 128
 """Of small blocks: their bookkeeping keeps the event loop some 25 µs each."""
+ERASE_BATCH_SLOTS_MAX = 1024
+"""Erased before anything is sunk: some milliseconds, a record is small."""
 BACK_OFF_S_MIN = 0.5
 BACK_OFF_S_MAX = 60.0
-"""Between attempts to sink into a tier whose store fails; doubled each time."""
+"""Between attempts to sink into a tier whose store fails, or to erase there; doubled each time."""
 BACK_OFF_DOUBLINGS_MAX = 32
 """Past any maximum, and short of what a float cannot hold."""
 STALL_S = 5.0
@@ -36,6 +38,7 @@ class MoverLimits:
     piece_bytes: int = PIECE_BYTES
     sink_batch_bytes: int = SINK_BATCH_BYTES
     sink_batch_blocks_max: int = SINK_BATCH_BLOCKS_MAX
+    erase_batch_slots_max: int = ERASE_BATCH_SLOTS_MAX
     back_off_s_min: float = BACK_OFF_S_MIN
     back_off_s_max: float = BACK_OFF_S_MAX
     stall_s: float = STALL_S
@@ -70,6 +73,7 @@ class TierCounters:
     risen_bytes: int = 0
     unreadable_blocks: int = 0
     corrupt_blocks: int = 0
+    erase_failures: int = 0
     backing_off: bool = False
     """The store fails, and the tier takes nothing for a while."""
 

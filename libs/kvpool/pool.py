@@ -228,6 +228,15 @@ class BlockPool:
         lowest, instead of waiting until they are copied down."""
         self._sinks.tier_fails(tier, fails)
 
+    def erasures(self, tier: Tier, slots_max: int) -> tuple[int, ...]:
+        """Slots of a lower tier that hold what is not to be trusted, or not to be found again: to be erased
+        in this order, and of no use before that is reported by `end_erasure`."""
+        return self._lower[tier].erasures(slots_max)
+
+    def end_erasure(self, tier: Tier, slot: int, erased: bool) -> None:
+        """The slot was erased, or could not be: then it stays as it is, and the others come first."""
+        self._lower[tier].end_erasure(slot, erased)
+
     def begin_rise(self, hashes: Sequence[BlockHash], blocks_max: int | None = None) -> tuple[Rise, ...]:
         """Copies to read up, for the blocks of the chain `hashes` from `match(hashes)` on: as many as lie
         below and as there are blocks for now. Each pins its slot, and its fresh block for the caller, until

@@ -95,7 +95,7 @@ class Sinks:
             self._stack.came(copy.facts, lower.tier)
         else:
             lower.discarded_total += written
-            lower.give_back(sink.slot)
+            lower.give_back(sink.slot, written)
         lower.child_came(sink.parent)
         if is_there:
             copy.unsinkable = not written

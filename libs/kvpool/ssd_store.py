@@ -3,7 +3,7 @@
 A segment is a file of data, one block a slot, and a file of records that say what each slot holds. A block
 is written before its record, and a read verifies both: whatever a crash, a full or a failing disk did, a
 block is lost at worst and never a wrong one. So nothing on the way of a block waits for fsync, and a slot
-that was given up needs no erasure.
+that was given up for another block needs no erasure.
 
 The page cache serves these files: reading and writing around it (O_DIRECT) was measured at a third of
 the speed for writing and at half of it for reading.
@@ -159,7 +159,6 @@ class SsdStore:
         ]
 
     def erase(self, slot: int) -> None:
-        """Have the slot hold nothing, now and for a successor. Raises StoreError."""
         segment, number = self._place(slot, None)
         segment.records.write(number * RECORD_BYTES, memoryview(bytes(RECORD_BYTES)))
 

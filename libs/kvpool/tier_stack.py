@@ -116,9 +116,11 @@ class TierStack:
         return False
 
     def lose(self, tier: LowerTier, copy: TierCopy) -> None:
-        """A lower tier's copy is no good: it goes, with all that hangs on it there. O(their number)."""
+        """A lower tier's copy is no good: it goes, with all that hangs on it there, for a successor too.
+        O(their number)."""
         for lost in tier.tree.subtree(copy):
             tier.lost_total += 1
+            tier.spoil(lost.index)
             self.remove(tier, lost)
 
     def restore(self, tier: LowerTier, copies: Iterable[Copy], used_at: int) -> int:

@@ -56,7 +56,7 @@ class TierStats:
     copies: int
     """Slots that hold the copy of a block."""
     moving: int
-    """Slots that are being written, or still read although their copy was given up."""
+    """Slots that are being written, to be erased, or still read although their copy was given up."""
     lying: int
     """Blocks that lie here: their fastest copy is this one."""
     sunk_total: int = 0

@@ -95,8 +95,29 @@ def test_a_view_is_of_what_the_slot_holds(case):
     assert view is None or view == data_of(9)
 
 
+def test_what_is_erased_is_not_found_again(case):
+    for slot in range(3):
+        case.store.write(slot, hash_of(slot + 1), None, data_of(slot + 1))
+    case.store.erase(1)
+    case.store.erase(5)
+    with pytest.raises(CorruptBlock):
+        read(case.store, 1, 2)
+    assert read(case.store, 2, 3) == data_of(3)
+    found = {copy.block_hash for copy in case.reopened().recover()}
+    assert found == ({hash_of(1), hash_of(3)} if case.lasts else set())
+
+
+def test_an_erased_slot_is_written_to_again(case):
+    case.store.write(1, hash_of(1), None, data_of(1))
+    case.store.erase(1)
+    case.store.write(1, hash_of(2), None, data_of(2))
+    assert read(case.store, 1, 2) == data_of(2)
+
+
 @pytest.mark.parametrize("slot", [-1, SLOTS])
 def test_a_slot_that_is_none_is_refused(case, slot):
+    with pytest.raises(IndexError, match=f"slot: {slot}, the store has {SLOTS} slots"):
+        case.store.erase(slot)
     with pytest.raises(IndexError, match=f"slot: {slot}, the store has {SLOTS} slots"):
         case.store.write(slot, hash_of(1), None, data_of(1))
     with pytest.raises(IndexError, match=f"slot: {slot}, the store has {SLOTS} slots"):

@@ -57,6 +57,7 @@ class MemoryStore:
         self.writes = Gate()
         self.fails_read: Callable[[int], bool] = lambda slot: False
         self.fails_write: Callable[[int], bool] = lambda slot: False
+        self.fails_erase: Callable[[int], bool] = lambda slot: False
         self.closed = False
 
     def write(self, slot: int, block_hash: BlockHash, parent: BlockHash | None, data: memoryview) -> None:
@@ -79,6 +80,13 @@ class MemoryStore:
 
     def view(self, slot: int) -> memoryview | None:
         return None
+
+    def erase(self, slot: int) -> None:
+        if not 0 <= slot < self.slots:
+            raise IndexError(f"slot: {slot}, the store has {self.slots} slots")
+        if self.fails_erase(slot):
+            raise StoreError(f"slot {slot}: input/output error")
+        self.disk.held.pop(slot, None)
 
     def recover(self) -> list[Copy]:
         newest = {block_hash: slot for slot, (block_hash, _, _) in self.disk.held.items()}

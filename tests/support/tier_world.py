@@ -152,9 +152,17 @@ class TierWorld:
             assert self.arena.block(block_id) == content_of(block_hash)
 
     def all_is_free(self) -> bool:
-        """Nothing is pinned or under way."""
+        """Nothing is pinned or under way; something may still have to be erased."""
         stats = self.pool.stats()
-        return not stats.in_use and not any(tier.moving for tier in stats.tiers)
+        to_erase = [len(self.pool.erasures(tier.tier, tier.blocks)) for tier in stats.tiers]
+        return not stats.in_use and [tier.moving for tier in stats.tiers] == to_erase
+
+    def forget(self, hashes: Sequence[BlockHash]) -> None:
+        """What the chain holds in memory turns out to be no good."""
+        block_ids = self.pool.acquire(hashes)
+        self.pool.release(block_ids)
+        self.pool.forget(block_ids)
+        self.mover.wake()
 
     async def _loaded(self, block_ids: Sequence[int]) -> None:
         self.loads.append(list(block_ids))

@@ -500,9 +500,10 @@ async def test_a_block_given_to_somebody_else_while_it_is_written_is_not_kept_be
         reserved = world.pool.stats().tiers[-1].moving
         assert reserved == 3
         world.ssd.writes.open()
-        await world.until(lambda: counters(world).overtaken_blocks == 3)
+        await world.until(lambda: world.pool.stats().tiers[-1].free == 32)
+        assert world.pool.stats().tiers[-1].discarded_total == 3
         assert world.pool.match_held(A) == 0
-        assert world.pool.stats().tiers[-1].free == 32
+        assert not world.ssd.disk.held, "what was written for nothing is erased"
 
 
 async def test_a_batch_under_way_settles_by_itself_when_sinking_is_cancelled():
@@ -667,11 +668,86 @@ async def test_bytes_of_somebody_else_are_never_found_again_under_a_hash_after_a
         world.start()
         await eventually(lambda: world.ssd.writes.waiting == 2)
         world.evict_all()
+        world.ssd.fails_erase = lambda slot: True
         world.ssd.writes.open()
-        await world.until(lambda: counters(world).overtaken_blocks == 3)
+        await world.until(lambda: world.pool.stats().tiers[-1].discarded_total == 3)
     async with TierWorld(ssd=MemoryStore(32, BLOCK_BYTES, disk)) as world:
         found = world.pool.restore(Tier.SSD, world.ssd.recover())
         assert found == 2, "the two that were read in time"
         block_ids = await world.mover.rise(A, LONG_S)
         world.check_content(block_ids, A[:found])
         world.pool.release(block_ids)
+
+
+def open_ssd(folder):
+    return SsdStore.open(folder, 1 << 20, BLOCK_BYTES, b"id")
+
+
+async def test_what_is_not_to_be_trusted_does_not_come_back_from_the_ssd_after_a_restart(tmp_path):
+    other = chain("b", 3)
+    async with TierWorld(blocks=16, ssd=open_ssd(tmp_path)) as world:
+        world.keep(A)
+        world.keep(other)
+        world.start()
+        await world.until(lambda: counters(world).sunk_blocks == 9)
+        world.forget(A)
+        await world.until(lambda: world.pool.stats().tiers[0].free == world.ssd.slots - 3)
+        left = [copy.block_hash for copy in world.ssd.recover()]
+        assert sorted(left) == sorted(other), "at once, not only when the instance stops"
+    async with TierWorld(ssd=open_ssd(tmp_path)) as world:
+        assert world.pool.restore(Tier.SSD, world.ssd.recover()) == 3
+        assert (world.pool.match_held(A), world.pool.match_held(other)) == (0, 3)
+
+
+async def test_what_is_not_to_be_trusted_any_more_while_it_is_written_does_not_come_back_either():
+    disk = Disk()
+    async with TierWorld(ssd=MemoryStore(32, BLOCK_BYTES, disk)) as world:
+        world.ssd.writes.shut()
+        world.keep(A)
+        world.start()
+        await eventually(lambda: world.ssd.writes.waiting == 2)
+        world.forget(A)
+        world.ssd.writes.open()
+        await world.until(lambda: world.pool.stats().tiers[0].free == 32)
+        assert world.pool.stats().tiers[0].discarded_total
+    assert not disk.held
+
+
+async def test_a_slot_that_cannot_be_erased_is_told_left_out_and_tried_again():
+    async with TierWorld(blocks=16) as world:
+        world.start()
+        world.keep(A)
+        await world.until(lambda: counters(world).sunk_blocks == 6)
+        slots = {held[0]: slot for slot, held in world.ssd.disk.held.items()}
+        bad = slots[A[3]]
+        world.ssd.fails_erase = lambda slot: slot == bad
+        world.forget(A)
+        await world.until(lambda: counters(world).erase_failures)
+        what, error = world.troubles[0]
+        assert (what, str(error)) == ("erasing in ssd", f"slot {bad}: input/output error")
+        # The others are erased, and writing goes on beside it.
+        world.keep(chain("b", 6))
+        await world.until(lambda: counters(world).sunk_blocks == 12)
+        await eventually(lambda: retried(world, 3))
+        assert not counters(world).backing_off
+        assert [slot for slot, held in world.ssd.disk.held.items() if held[0] in A] == [bad]
+        assert world.pool.erasures(Tier.SSD, 32) == (bad,)
+        world.ssd.fails_erase = lambda slot: False
+        await eventually(lambda: retried(world, 3) and not world.pool.erasures(Tier.SSD, 32))
+        assert bad not in world.ssd.disk.held
+
+
+def retried(world, failures):
+    """As where requests come and go all the time: whether erasing failed that often by now."""
+    world.mover.wake()
+    return counters(world).erase_failures >= failures
+
+
+async def test_at_the_end_what_must_not_be_found_again_is_erased():
+    disk = Disk()
+    async with TierWorld(ssd=MemoryStore(32, BLOCK_BYTES, disk)) as world:
+        await world.sink(A)
+        world.ssd.corrupt(next(slot for slot, held in disk.held.items() if held[0] == A[1]))
+        world.pool.release(await world.mover.rise(A, LONG_S))
+        assert len(disk.held) == 5
+    assert [held[0] for held in disk.held.values()] == A[:1]
