@@ -27,9 +27,21 @@ def cache(pool: BlockPool, hashes: list[BlockHash]) -> None:
     pool.release(block_ids)
 
 
+def erase_all(pool: BlockPool) -> list[int]:
+    """Erase what must not be found again."""
+    erased: list[int] = []
+    for tier in pool.stats().tiers:
+        while slots := pool.erasures(tier.tier, 4):
+            for slot in slots:
+                pool.end_erasure(tier.tier, slot, erased=True)
+            erased += slots
+    return erased
+
+
 def sink_all(pool: BlockPool, ahead_blocks: int | None = None) -> list[Sink]:
     """Make every copy that the pool asks for."""
     done: list[Sink] = []
+    erase_all(pool)
     while sinks := pool.take_sinks(4, ahead_blocks):
         done += [sink for sink in sinks if pool.sunk(sink)]
     pool.check_integrity()
@@ -164,6 +176,8 @@ def test_a_copy_of_a_block_that_was_given_to_somebody_else_is_thrown_away():
     assert not pool.sunk(sink)
     assert pool.match_held([block_hash]) == 0
     assert pool.stats().tiers[0].discarded_total == 1
+    pool.check_integrity()
+    assert erase_all(pool) == [sink.slot], "its record may say that it is the block"
     assert pool.stats().tiers[0].free == 8
     pool.check_integrity()
 
@@ -333,6 +347,27 @@ def test_the_slot_of_a_lost_copy_is_not_given_away_before_its_last_reader_is_don
     assert pool.stats().tiers[0].moving == 1
     assert pool.risen(second) is None
     assert len(sink_all(pool)) == 1
+
+
+def test_what_is_lost_is_erased_children_first_and_of_no_use_before():
+    pool, hashes = two_tiers(slots=3), prompt_chain(1, 3)
+    cache(pool, hashes)
+    slots = [sink.slot for sink in sink_all(pool)]
+    give_up_all(pool)
+    first, *others = pool.begin_rise(hashes)
+    pool.rise_failed(first, lost=True)
+    assert pool.erasures(Tier.SSD, 8) == (slots[0],), "the others are still read"
+    for rise in others:
+        pool.rise_failed(rise, lost=False)
+    assert pool.erasures(Tier.SSD, 8) == tuple(reversed(slots))
+    assert pool.stats().tiers[0].free == 0
+    pool.end_erasure(Tier.SSD, slots[2], erased=False)
+    assert pool.erasures(Tier.SSD, 2) == (slots[1], slots[0]), "what could not be erased is last"
+    pool.end_erasure(Tier.SSD, slots[1], erased=True)
+    assert pool.stats().tiers[0].free == 1
+    with pytest.raises(AssertionError, match="is not to be erased"):
+        pool.end_erasure(Tier.SSD, slots[1], erased=True)
+    pool.check_integrity()
 
 
 def test_a_copy_that_is_read_is_not_evicted():

@@ -118,6 +118,7 @@ class TieredPoolMachine(RuleBasedStateMachine):
         self.held: dict[Tier, dict[BlockHash, int]] = {tier: {} for tier in (self.compute, *self.slots)}
         self.made: dict[tuple[Tier, int], int] = {}
         self.bytes: dict[tuple[Tier, int], bytes] = {}
+        self.spoiled: dict[Tier, set[int]] = {tier: set() for tier in self.slots}
         self.sinks: list[SinkUnderWay] = []
         self.rises: list[RiseUnderWay] = []
         self.replica = Inventory()
@@ -254,6 +255,7 @@ class TieredPoolMachine(RuleBasedStateMachine):
     def lose(self, tier: Tier, block_hash: BlockHash) -> None:
         if block_hash in self.held[tier]:
             for other in [other for other in self.held[tier] if self.below(block_hash, other)]:
+                self.spoiled[tier].add(self.held[tier][other])
                 self.drop(tier, other)
 
     # What the mover does.
@@ -281,6 +283,7 @@ class TieredPoolMachine(RuleBasedStateMachine):
             assert sink.block_hash not in ahead_of_it
             assert sink.parent is None or sink.parent in ahead_of_it | self.held[sink.tier].keys()
             assert 0 <= sink.slot < self.slots[sink.tier]
+            assert sink.slot not in self.spoiled[sink.tier]
             generation = self.pool.generation(sink.source_index) if sink.source is self.compute else 0
             assert sink.generation == generation
             self.sinks.append(SinkUnderWay(sink, self.made[sink.source, sink.source_index]))
@@ -340,6 +343,29 @@ class TieredPoolMachine(RuleBasedStateMachine):
         if expected:
             assert flight.copied == sink.block_hash, "another block's bytes were kept under this hash"
             self.put(sink.tier, sink.slot, sink.block_hash)
+        else:
+            self.spoiled[sink.tier].add(sink.slot)
+
+    @precondition(lambda self: any(self.spoiled.values()))
+    @rule(slots_max=st.integers(1, 4), erased=st.booleans())
+    def erase(self, slots_max, erased):
+        """What is not to be trusted is not found again after a crash, once that is done."""
+        for tier in self.slots:
+            self.erase_in(tier, slots_max, erased)
+
+    def erase_in(self, tier: Tier, slots_max: int, erased: bool) -> bool:
+        slots = self.pool.erasures(tier, slots_max)
+        read = {flight.rise.slot for flight in self.rises if flight.rise.tier is tier}
+        read |= {flight.sink.source_index for flight in self.sinks if flight.sink.source is tier}
+        assert set(slots) <= self.spoiled[tier] - read
+        assert len(slots) == min(slots_max, len(self.spoiled[tier] - read))
+        for slot in slots:
+            self.pool.end_erasure(tier, slot, erased)
+            if erased:
+                self.spoiled[tier].remove(slot)
+                if tier is Tier.SSD:
+                    self.disk.pop(slot, None)
+        return bool(slots)
 
     def lying_below(self) -> list[tuple[int, ...]]:
         held = {h for tier in self.slots for h in self.held[tier]} - self.held[self.compute].keys()
@@ -479,6 +505,7 @@ class TieredPoolMachine(RuleBasedStateMachine):
         for tier in stats.tiers:
             assert tier.free + tier.copies + tier.moving == tier.blocks == self.slots[tier.tier]
             assert tier.copies == len(self.held[tier.tier])
+            assert tier.moving >= len(self.spoiled[tier.tier])
             assert tier.lying == list(fastest.values()).count(tier.tier)
 
     def teardown(self):
@@ -510,6 +537,9 @@ class TieredPoolMachine(RuleBasedStateMachine):
 
     def drain(self):
         """Sinking comes to an end, and leaves out nothing but what failed before or is worth too little."""
+        for tier in self.slots:
+            while self.erase_in(tier, 4, erased=True):
+                pass
         rounds_max = 4 * (self.blocks + sum(self.slots.values()))
         for _ in range(rounds_max):
             sinks = self.take(4, self.blocks + sum(self.slots.values()))
