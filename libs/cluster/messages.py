@@ -87,6 +87,8 @@ class Decision:
     matches: tuple[InstanceMatch, ...]
     placement: Placement | None = None
     rejection: Rejection | None = None
+    samples: int = 1
+    priority: int = 0
 
 
 MATCH_BLOCKS_MAX = 16_384
@@ -217,6 +219,9 @@ class Work:
     priority: int = 0
     slo: SloClass = SloClass.NONE
     """How tight its targets are: what its blocks are worth to the pool."""
+    tenant: str = ""
+    output_tokens_expected: int | None = None
+    """As the placement says."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,14 +25,11 @@ class Strategy(StrEnum):
 
 
 class AdmissionMode(StrEnum):
-    """What is turned away before any work is done for it."""
+    """What is turned away before any work is done for it: see `policy.admit`."""
 
     NONE = "none"
-    """Nothing: decode has the last word."""
     SNAPSHOT = "snapshot"
-    """What misses its targets as decodes are loaded now."""
     PREDICTIVE = "predictive"
-    """What misses its targets as decodes will be loaded when it gets there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +49,8 @@ class PlacementLimits:
     ttft_ms_default: float | None = None
     tbt_ms_default: float | None = None
     """The cluster's targets, for requests that name none; None: no target."""
+    decode_horizon_s: float = 60.0
+    """How far ahead `predictive` admission looks at a decode."""
 
     tie_fraction: float = 0.1
     tie_s: float = 0.005

@@ -162,12 +162,15 @@ class ScheduleRequest:
     deadline_s: float
     tenant: str = ""
     priority: int = 0
+    """Under pressure lower ones are refused before higher ones."""
     ttft_ms_max: float | None = None
     tbt_ms_max: float | None = None
     excluded: tuple[InstanceId, ...] = ()
     """Instances that refused or were lost in earlier attempts: taken only where no other serves."""
     resumed: bool = False
     """A request that already streamed tokens skips early rejection."""
+    samples: int = 1
+    """Answers to the one prompt: so many sequences at decode."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +184,8 @@ class Placement:
     prefix_blocks: int = 0
     predicted_ttft_ms: float = 0.0
     predicted_tbt_ms: float = 0.0
+    output_tokens_expected: int | None = None
+    """How long its answer will be, from what requests like it showed; None: not predicted."""
 
 
 class RejectReason(StrEnum):
@@ -211,6 +216,10 @@ class QueuedRequest:
     prefix_tokens: int
     """Tokens before those, cached or computed already: both together are what decode will hold."""
     output_tokens_max: int
+    samples: int = 1
+    priority: int = 0
+    output_tokens_expected: int | None = None
+    """As its placement says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,6 +234,26 @@ class RunningRequest:
     committed: bool
     samples: int = 1
     """Its answers that still grow: so many sequences in a step."""
+    priority: int = 0
+    output_tokens_expected: int | None = None
+    """As its placement says."""
+
+
+@dataclass(frozen=True, slots=True)
+class EndedRequest:
+    """A request that a snapshot may have listed before, or that came and went between two of them."""
+
+    request_id: RequestId
+    attempt: int
+    output_tokens: int | None = None
+    """Length of its answer, the longest of its samples; None where it did not come to its end."""
+    tenant: str = ""
+    family: bytes = b""
+    """Hash of the prompt's first block: requests of one kind begin alike. Empty where there is none."""
+
+
+ENDED_LISTED_MAX = 64
+"""EndedRequests in one LoadSnapshot: the latest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,3 +292,7 @@ class LoadSnapshot:
     cost: CostCoefficients | None = None
     lower_tiers: tuple[TierUse, ...] = ()
     """Fastest first. `blocks` and the like count what lies above them."""
+    ended: tuple[EndedRequest, ...] = ()
+    """The last to end here, oldest first, at most ENDED_LISTED_MAX."""
+    ended_total: int = 0
+    """Since start, those in `ended` included: who counts them counts none twice."""

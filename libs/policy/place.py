@@ -1,40 +1,31 @@
 """Where a request runs, or why it is turned away: one pure function over a frozen view.
 
-Prefill is chosen by predicted time to the first token (see `policy.place_prefill`), decode by predicted
-step time and room, then by what need not be sent. Admission compares both predictions
-with the request's targets before any work is done for it.
+Prefill is chosen by the strategy (`policy.strategies`), decode by predicted step time and room
+(`policy.place_decode`). Admission (`policy.admit`) compares both predictions with the request's targets
+before any work is done for it.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from math import inf
+from collections.abc import Sequence
 
-from kvindex.core import InstanceId, InstanceMatch
-from policy.choice import AdmissionMode, PlacementLimits, nearly_least, silent, spread
-from policy.core import Placement, Rejection, RejectReason, Role, ScheduleRequest
-from policy.cost import transfer_s
-from policy.place_prefill import NOTHING_CACHED, Extent, PrefillCandidate, extents_of, prefill_question
-from policy.predict import (
-    DecodeLoad,
-    cost_of,
-    decode_loads,
-    next_finish_s,
-    present_loads,
-    reserved_blocks,
-    room_blocks,
-    step_with_s,
+from kvhash import HASH_BYTES
+from kvindex.core import InstanceMatch
+from policy.admit import (
+    Joining,
+    Refusal,
+    room_refusal,
+    steps_in_time,
+    targets_of,
+    ttft_refusal,
+    with_room,
 )
+from policy.choice import AdmissionMode, PlacementLimits, silent
+from policy.core import Placement, Rejection, RejectReason, Role, ScheduleRequest
+from policy.lengths import expected_tokens
+from policy.place_decode import DecodeCandidate, choose_decode, decode_candidates
+from policy.place_prefill import PrefillCandidate, extents_of, prefill_question
+from policy.predict import outlook, reserved_blocks
 from policy.strategies import STRATEGIES
 from policy.view import ClusterView, InstanceView
-
-
-@dataclass(frozen=True, slots=True)
-class DecodeCandidate:
-    instance: InstanceView
-    load: DecodeLoad
-    step_s: float
-    send_s: float
-    """Time to bring it what of the prompt's KV it lacks; 0 where prefill is the same instance."""
 
 
 def place(
@@ -44,57 +35,59 @@ def place(
     limits: PlacementLimits,
     now_s: float,
 ) -> Placement | Rejection:
-    """The cheapest placement that meets the request's targets, or the reason why there is none.
+    """The placement of the strategy where it meets the request's targets, or the reason why there is none.
 
     `matches` is what kvmeta knows of the request's hashes; none is a valid answer. The placement's source
     and `prefix_blocks` say whose prefix is used and how long it is in all, prefill's own included. A
     `resumed` request already streams to a client: it is turned away only where no instance could ever
     hold it.
     """
-    extents = extents_of(matches)
     able = _able(view, request)
     prefills = _preferred(able, Role.PREFILL, request, limits, now_s)
     decodes = _preferred(able, Role.DECODE, request, limits, now_s)
     if not prefills or not decodes:
-        missing = Role.DECODE if prefills else Role.PREFILL
-        detail = (
-            f"no {missing} instance serves {request.model!r} with room for {request.prompt_tokens} tokens"
-        )
-        return _rejection(request, RejectReason.NO_INSTANCE, detail, 0.0, limits)
+        return _rejection(request, _no_instance(request, Role.DECODE if prefills else Role.PREFILL), limits)
 
-    refuses = limits.admission is not AdmissionMode.NONE and not request.resumed
-    ttft_s_max = _ttft_s_max(request, limits)
-    question = prefill_question(prefills, view, request, extents, limits, now_s, ttft_s_max)
+    extents = extents_of(matches)
+    ahead = outlook(view, now_s)
+    targets = targets_of(request, ahead, limits)
+    question = prefill_question(
+        prefills, view, request, extents, ahead.backlogs, limits, now_s, targets.ttft_s_max
+    )
     prefill = STRATEGIES[limits.strategy](question)
-    if refuses and prefill.ttft_s > ttft_s_max:
-        detail = f"first token predicted after {prefill.ttft_s:.3f} s, wanted within {ttft_s_max:.3f} s"
-        return _rejection(request, RejectReason.TTFT, detail, prefill.ttft_s - ttft_s_max, limits)
+    expected = expected_tokens(view.lengths, request.tenant, _family(request), request.output_tokens_max)
+    joining = Joining(request, prefill, expected, targets, ahead, limits, now_s)
+    decodes_known = decode_candidates(decodes, ahead.loads, prefill, request, extents)
+    decode = _decode(joining, decodes_known)
+    if isinstance(decode, Refusal):
+        return _rejection(request, decode, limits)
+    return _placement(joining, prefill, decode)
 
-    loads = decode_loads(view)
-    admitted = present_loads(view) if limits.admission is AdmissionMode.SNAPSHOT else loads
-    roomy = [instance for instance in decodes if _has_room(instance, admitted, request, extents)]
-    if not roomy and refuses:
-        wait_s = min(next_finish_s(instance, loads[instance.instance]) for instance in decodes)
-        detail = f"no decode instance has room for {request.prompt_tokens} tokens"
-        return _rejection(request, RejectReason.OVERLOADED, detail, wait_s, limits)
 
-    decode = _choose_decode(roomy or decodes, loads, prefill, request, extents, limits)
-    tbt_s_max = _tbt_s_max(request, limits)
-    step_s = step_with_s(decode.instance, admitted[decode.instance.instance], request.prompt_tokens)
-    if refuses and step_s > tbt_s_max:
-        wait_s = next_finish_s(decode.instance, decode.load)
-        detail = f"{step_s:.4f} s between tokens predicted, wanted within {tbt_s_max:.4f} s"
-        return _rejection(request, RejectReason.TBT, detail, wait_s, limits)
+def _decode(joining: Joining, candidates: Sequence[DecodeCandidate]) -> DecodeCandidate | Refusal:
+    prefill, request, limits = joining.prefill, joining.request, joining.limits
+    asks = limits.admission is not AdmissionMode.NONE and not request.resumed
+    refusal = ttft_refusal(prefill, joining.targets) if asks else None
+    if refusal is not None:
+        return refusal
+    roomy = with_room(joining, candidates)
+    if asks and not roomy:
+        return room_refusal(joining, candidates)
+    chosen = choose_decode(roomy or candidates, prefill, request, limits, joining.targets.tbt_s_max)
+    return steps_in_time(joining, chosen, roomy) if asks else chosen
 
+
+def _placement(joining: Joining, prefill: PrefillCandidate, decode: DecodeCandidate) -> Placement:
     return Placement(
-        request_id=request.request_id,
-        attempt=request.attempt,
+        request_id=joining.request.request_id,
+        attempt=joining.request.attempt,
         prefill=prefill.instance.instance,
         decode=decode.instance.instance,
         source=prefill.source,
         prefix_blocks=prefill.prefix_blocks,
         predicted_ttft_ms=prefill.ttft_s * 1e3,
         predicted_tbt_ms=decode.step_s * 1e3,
+        output_tokens_expected=joining.output_tokens_expected,
     )
 
 
@@ -106,7 +99,7 @@ def _able(view: ClusterView, request: ScheduleRequest) -> list[InstanceView]:
         if instance.model == request.model
         and instance.fingerprint == request.fingerprint
         and not instance.draining
-        and instance.blocks >= reserved_blocks(request.prompt_tokens, instance.block_tokens)
+        and instance.blocks >= reserved_blocks(request.prompt_tokens, instance.block_tokens, request.samples)
     ]
 
 
@@ -127,78 +120,15 @@ def _preferred(
     return [instance for instance in fit if not silent(instance, limits, now_s)] or fit
 
 
-def _choose_decode(
-    decodes: Sequence[InstanceView],
-    loads: Mapping[InstanceId, DecodeLoad],
-    prefill: PrefillCandidate,
-    request: ScheduleRequest,
-    extents: Mapping[InstanceId, Extent],
-    limits: PlacementLimits,
-) -> DecodeCandidate:
-    """The least step time; among equals the least to send, then the fewest requests."""
-    candidates = [
-        DecodeCandidate(
-            instance=instance,
-            load=loads[instance.instance],
-            step_s=step_with_s(instance, loads[instance.instance], request.prompt_tokens),
-            send_s=_send_s(instance, prefill, request, extents),
-        )
-        for instance in decodes
-    ]
-    equals = nearly_least(candidates, lambda candidate: candidate.step_s, limits, _tbt_s_max(request, limits))
-    equals = nearly_least(equals, lambda candidate: candidate.send_s, limits, inf)
-    return min(
-        equals,
-        key=lambda candidate: (
-            candidate.instance.instance != prefill.instance.instance,
-            candidate.load.requests,
-            spread(request.request_id, candidate.instance.instance),
-        ),
-    )
+def _family(request: ScheduleRequest) -> bytes:
+    return request.block_hashes[:HASH_BYTES]
 
 
-def _send_s(
-    decode: InstanceView,
-    prefill: PrefillCandidate,
-    request: ScheduleRequest,
-    extents: Mapping[InstanceId, Extent],
-) -> float:
-    if decode.instance == prefill.instance.instance:
-        return 0.0
-    prompt_blocks = -(-request.prompt_tokens // decode.block_tokens)
-    sent_blocks = prompt_blocks - min(_held_blocks(decode, extents), prompt_blocks)
-    return transfer_s(cost_of(prefill.instance), sent_blocks * decode.block_bytes)
+def _no_instance(request: ScheduleRequest, missing: Role) -> Refusal:
+    detail = f"no {missing} instance serves {request.model!r} with room for {request.prompt_tokens} tokens"
+    return Refusal(RejectReason.NO_INSTANCE, detail, 0.0)
 
 
-def _has_room(
-    instance: InstanceView,
-    loads: Mapping[InstanceId, DecodeLoad],
-    request: ScheduleRequest,
-    extents: Mapping[InstanceId, Extent],
-) -> bool:
-    """Held blocks are shared, not taken anew. Decode counts again when it reserves."""
-    needed = reserved_blocks(request.prompt_tokens, instance.block_tokens)
-    needed -= min(_held_blocks(instance, extents), needed - 1)
-    return needed <= room_blocks(instance, loads[instance.instance])
-
-
-def _held_blocks(decode: InstanceView, extents: Mapping[InstanceId, Extent]) -> int:
-    """What it can decode on without reading it back: blocks on SSD take room and are sent like others."""
-    return extents.get(decode.instance, NOTHING_CACHED).memory_blocks
-
-
-def _ttft_s_max(request: ScheduleRequest, limits: PlacementLimits) -> float:
-    target_ms = limits.ttft_ms_default if request.ttft_ms_max is None else request.ttft_ms_max
-    return min(request.deadline_s, inf if target_ms is None else target_ms / 1e3)
-
-
-def _tbt_s_max(request: ScheduleRequest, limits: PlacementLimits) -> float:
-    target_ms = limits.tbt_ms_default if request.tbt_ms_max is None else request.tbt_ms_max
-    return inf if target_ms is None else target_ms / 1e3
-
-
-def _rejection(
-    request: ScheduleRequest, reason: RejectReason, detail: str, wait_s: float, limits: PlacementLimits
-) -> Rejection:
-    retry_after_s = min(max(wait_s, limits.retry_after_s_min), limits.retry_after_s_max)
-    return Rejection(request.request_id, request.attempt, reason, detail, retry_after_s)
+def _rejection(request: ScheduleRequest, refusal: Refusal, limits: PlacementLimits) -> Rejection:
+    retry_after_s = min(max(refusal.wait_s, limits.retry_after_s_min), limits.retry_after_s_max)
+    return Rejection(request.request_id, request.attempt, refusal.reason, refusal.detail, retry_after_s)

@@ -16,7 +16,7 @@ from kvindex.core import InstanceId, InstanceMatch, Tier
 from policy.choice import PlacementLimits, silent, spread
 from policy.core import CostCoefficients, ScheduleRequest
 from policy.cost import prefill_s, ssd_read_s, transfer_s
-from policy.predict import PrefillBacklog, cost_of, prefill_backlogs
+from policy.predict import PrefillBacklog, cost_of
 from policy.view import ClusterView, InstanceView
 
 SOURCES_MAX = 4
@@ -98,6 +98,7 @@ def prefill_question(
     view: ClusterView,
     request: ScheduleRequest,
     extents: Mapping[InstanceId, Extent],
+    backlogs: Mapping[InstanceId, PrefillBacklog],
     limits: PlacementLimits,
     now_s: float,
     ttft_s_max: float,
@@ -108,7 +109,7 @@ def prefill_question(
     return PrefillQuestion(
         request,
         prefills,
-        prefill_backlogs(view, now_s),
+        backlogs,
         usable,
         _sources(view, request, usable, limits, now_s),
         limits,

@@ -8,10 +8,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from kvindex.core import InstanceId
-from policy.core import InstanceState, LoadSnapshot, Placement, RequestId, Role
-
-RequestKey = tuple[RequestId, int]
-"""A request and its attempt: one placement's name in bookings and snapshots."""
+from policy.core import EndedRequest, InstanceState, LoadSnapshot, Placement, RequestId, Role
+from policy.lengths import OutputLengths, with_ended
+from policy.load_sums import NO_LOAD, LoadSums, RequestKey, load_sums
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +31,11 @@ class InstanceView:
     load: LoadSnapshot | None = None
     load_seq: int = 0
     """The snapshot's number on its subject: an older one that comes late is ignored."""
+    sums: LoadSums = field(init=False, compare=False, repr=False)
+    """Of `load`, once a snapshot and not once a decision."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "sums", NO_LOAD if self.load is None else load_sums(self.load))
 
     @property
     def draining(self) -> bool:
@@ -49,6 +53,9 @@ class Booking:
     new_tokens: int
     prefix_tokens: int
     booked_at_s: float
+    samples: int = 1
+    priority: int = 0
+    output_tokens_expected: int | None = None
 
     @property
     def key(self) -> RequestKey:
@@ -65,6 +72,7 @@ class ClusterView:
     instances: Mapping[InstanceId, InstanceView] = field(default_factory=dict)
     bookings: Mapping[RequestId, Booking] = field(default_factory=dict)
     """At most one a request: that of its latest attempt."""
+    lengths: OutputLengths = field(default_factory=OutputLengths)
 
 
 def with_instance(view: ClusterView, instance: InstanceView) -> ClusterView:
@@ -79,9 +87,10 @@ def with_instance(view: ClusterView, instance: InstanceView) -> ClusterView:
 
 def without_instance(view: ClusterView, instance: InstanceId) -> ClusterView:
     """The instance is gone, and the bookings that count on it."""
-    return ClusterView(
-        {name: known for name, known in view.instances.items() if name != instance},
-        {
+    return replace(
+        view,
+        instances={name: known for name, known in view.instances.items() if name != instance},
+        bookings={
             request_id: booking
             for request_id, booking in view.bookings.items()
             if instance not in (booking.prefill, booking.decode)
@@ -102,7 +111,7 @@ def with_instances(view: ClusterView, registered: Iterable[InstanceView]) -> Clu
 
 
 def with_load(view: ClusterView, load: LoadSnapshot, incarnation: int, seq: int, now_s: float) -> ClusterView:
-    """A load snapshot, received at `now_s`. Ends the bookings it lists.
+    """A load snapshot, received at `now_s`. Ends the bookings it lists, and learns from what ended.
 
     One of an unknown instance, a dead predecessor, or older than what we have changes nothing.
     """
@@ -116,7 +125,8 @@ def with_load(view: ClusterView, load: LoadSnapshot, incarnation: int, seq: int,
     instance = replace(known, load=load, load_seq=seq, heard_at_s=now_s)
     return ClusterView(
         {**view.instances, load.instance: instance},
-        _without_listed(view.bookings, load),
+        _without_listed(view.bookings, instance),
+        with_ended(view.lengths, _newly_ended(known.load, load)),
     )
 
 
@@ -128,7 +138,15 @@ def with_booking(view: ClusterView, booking: Booking) -> ClusterView:
     return replace(view, bookings={**view.bookings, booking.request_id: booking})
 
 
-def with_placement(view: ClusterView, placement: Placement, prompt_tokens: int, now_s: float) -> ClusterView:
+def with_placement(
+    view: ClusterView,
+    placement: Placement,
+    prompt_tokens: int,
+    now_s: float,
+    *,
+    samples: int = 1,
+    priority: int = 0,
+) -> ClusterView:
     """Books what a placement will bring; one on an instance that we do not know (yet) changes nothing."""
     prefill = view.instances.get(placement.prefill)
     if prefill is None or placement.decode not in view.instances:
@@ -142,6 +160,9 @@ def with_placement(view: ClusterView, placement: Placement, prompt_tokens: int, 
         new_tokens=max(0, prompt_tokens - prefix_tokens),
         prefix_tokens=prefix_tokens,
         booked_at_s=now_s,
+        samples=samples,
+        priority=priority,
+        output_tokens_expected=placement.output_tokens_expected,
     )
     return with_booking(view, booking)
 
@@ -161,10 +182,19 @@ def _record(instance: InstanceView) -> InstanceView:
     return replace(instance, heard_at_s=0.0, load=None, load_seq=0)
 
 
-def _without_listed(bookings: Mapping[RequestId, Booking], load: LoadSnapshot) -> Mapping[RequestId, Booking]:
-    """Either of a placement's instances shows its load: prefill names the decode it works for."""
+def _without_listed(
+    bookings: Mapping[RequestId, Booking], instance: InstanceView
+) -> Mapping[RequestId, Booking]:
+    """Either of a placement's instances shows its load: prefill names the decode it works for. What came
+    and went between two snapshots is among the ended."""
     if not bookings:
         return bookings
-    listed: set[RequestKey] = {(request.request_id, request.attempt) for request in load.queued}
-    listed |= {(request.request_id, request.attempt) for request in load.running}
-    return {name: booking for name, booking in bookings.items() if booking.key not in listed}
+    sums = instance.sums
+    return {name: booking for name, booking in bookings.items() if booking.key not in sums.listed_keys}
+
+
+def _newly_ended(known: LoadSnapshot | None, load: LoadSnapshot) -> tuple[EndedRequest, ...]:
+    """What ended before we first heard of the instance counts too: it is as telling."""
+    known_total = 0 if known is None else known.ended_total
+    new = min(max(0, load.ended_total - known_total), len(load.ended))
+    return load.ended[len(load.ended) - new :]

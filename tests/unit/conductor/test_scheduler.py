@@ -21,7 +21,7 @@ from conductor.scheduler import Scheduler
 from kvindex.core import InstanceMatch, Tier, TierRun
 from policy.choice import PlacementLimits
 from policy.core import Placement, Rejection, RejectReason, Role
-from policy.predict import prefill_backlogs
+from policy.predict import outlook
 
 pytestmark = pytest.mark.unit
 
@@ -198,7 +198,7 @@ async def test_a_booking_ends_with_the_snapshot_that_lists_it(stage: Stage):
     assert list(stage.conductor.state.current().bookings) == ["r"]
     await stage.tell_load(snapshot(placement.prefill, queued=(queued("r", 1000, placement.decode),)))
     await eventually(lambda: not stage.conductor.state.current().bookings)
-    backlog = prefill_backlogs(stage.conductor.state.current(), stage.clock())[placement.prefill]
+    backlog = outlook(stage.conductor.state.current(), stage.clock()).backlogs[placement.prefill]
     assert backlog.requests == 1
 
 

@@ -166,7 +166,8 @@ class TestDecodeChoice:
         view = view_of(prefill("p1"), decode("d1", *(running(f"a{i}") for i in range(10)), free=3))
         rejection = rejected(place(view, request(), (), LIMITS, 0.0))
         assert rejection.reason is RejectReason.OVERLOADED
-        assert rejection.retry_after_s == pytest.approx(54 * (0.03 + 10 * 0.01 + 1000 * 1e-6))
+        # Of 64 tokens at most half are expected, and each has 10 of them.
+        assert rejection.retry_after_s == pytest.approx(22 * (0.03 + 10 * 0.01 + 1000 * 1e-6))
 
 
 class TestCoupled:

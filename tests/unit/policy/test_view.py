@@ -19,7 +19,7 @@ from tests.support.views import (
 
 from kvindex.core import InstanceId
 from policy.core import Placement, RequestId
-from policy.predict import decode_loads, prefill_backlogs
+from policy.predict import outlook
 from policy.view import (
     Booking,
     ClusterView,
@@ -120,8 +120,8 @@ class TestBookings:
 
 class TestPredictedLoad:
     def test_bookings_add_to_the_queue(self):
-        before = prefill_backlogs(QUAD, 0.0)[P1]
-        after = prefill_backlogs(with_booking(QUAD, booking()), 0.0)[P1]
+        before = outlook(QUAD, 0.0).backlogs[P1]
+        after = outlook(with_booking(QUAD, booking()), 0.0).backlogs[P1]
         assert (before.requests, before.wait_s) == (0, 0.0)
         assert after.requests == 1
         assert after.wait_s == pytest.approx(0.01 + 0.9 + 1e-8 * 900 * (100 + 450))
@@ -130,23 +130,23 @@ class TestPredictedLoad:
         view = QUAD
         for i in range(3):
             view = with_booking(view, booking(f"r{i}", at_s=float(10 * i)))
-        work_s = prefill_backlogs(with_booking(QUAD, booking()), 0.0)[P1].wait_s
-        assert prefill_backlogs(view, 20.25)[P1].wait_s == pytest.approx(work_s - 0.25)
-        assert prefill_backlogs(view, 22.0)[P1].wait_s == 0.0
+        work_s = outlook(with_booking(QUAD, booking()), 0.0).backlogs[P1].wait_s
+        assert outlook(view, 20.25).backlogs[P1].wait_s == pytest.approx(work_s - 0.25)
+        assert outlook(view, 22.0).backlogs[P1].wait_s == 0.0
 
     def test_a_request_counts_once_at_its_decode(self):
         view = view_of(
             prefill("p1", queued("reserved", 160), queued("waiting", 160)),
             decode("d1", running("reserved", kv_tokens=160)),
         )
-        load = decode_loads(with_booking(view, booking("booked")))[D1]
-        assert load.requests == 3
+        load = outlook(with_booking(view, booking("booked")), 0.0).loads[D1]
+        assert load.sequences == 3
         assert load.kv_tokens == 160 + 160 + 1000
         assert load.blocks_pending == 11 + 64
 
     def test_every_sample_that_grows_is_one_more_in_a_step(self):
         view = view_of(prefill("p1"), decode("d1", replace(running("r"), samples=4), running("s")))
-        assert decode_loads(view)[D1].requests == 5
+        assert outlook(view, 0.0).loads[D1].sequences == 5
 
 
 @given(
@@ -162,5 +162,5 @@ def test_one_booking_a_request_that_of_its_highest_attempt(drawn):
         view = with_booking(view, booking(name, attempt, at_prefill, at_decode))
     highest = {name: max(a for n, a, _, _ in drawn if n == name) for name, _, _, _ in drawn}
     assert {name: known.attempt for name, known in view.bookings.items()} == highest
-    backlogs = prefill_backlogs(view, 0.0)
+    backlogs = outlook(view, 0.0).backlogs
     assert backlogs[P1].requests + backlogs[P2].requests == len(highest)

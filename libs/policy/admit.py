@@ -1,0 +1,201 @@
+"""Whether a placement meets the request's targets, asked before any work is done for it (early rejection).
+
+Modes: `none` asks nothing, decode has the last word when it reserves. `snapshot` compares with decodes as
+they are loaded now. `predictive` compares with decodes as they will be loaded from the request's first token
+to its last, as far as the horizon reaches.
+
+Priorities: while requests of a higher one are about, a lower one leaves them a share of the slack, so under
+pressure it is refused first. That costs it nothing where there is no pressure, and a fixed share of lower
+requests, drawn by name, leaves nothing: they never starve, and who asks again is drawn again.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from heapq import nsmallest
+from math import inf
+
+import xxhash
+
+from policy.choice import AdmissionMode, PlacementLimits
+from policy.core import RejectReason, RequestId, ScheduleRequest
+from policy.cost import step_s
+from policy.forecast import Forecast, Stay, drains_at_s, forecast, room_at_blocks, step_peak_s
+from policy.place_decode import DecodeCandidate
+from policy.place_prefill import PrefillCandidate
+from policy.predict import Outlook, cost_of, present_load, room_blocks, step_with_s
+
+FORECASTS_MAX = 4
+"""Decodes that are looked at over time for one request: those that come closest as they are."""
+SLACK_LEFT_PER_LEVEL = 0.15
+"""Share of the slack that a request leaves for each level between it and the highest priority about."""
+SLACK_LEFT_MAX = 0.6
+LOWER_SERVED_SHARE = 0.1
+"""Of lower requests, those that are treated like the highest."""
+_DRAWS = 1 << 64
+
+
+@dataclass(frozen=True, slots=True)
+class Targets:
+    """What the request is held to; `slack_share` is what it may use of what lies between the least it could
+    take and its targets."""
+
+    ttft_s_max: float
+    tbt_s_max: float
+    slack_share: float
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    reason: RejectReason
+    detail: str
+    wait_s: float
+    """Until the load is expected to have drained enough."""
+
+
+def targets_of(request: ScheduleRequest, outlook: Outlook, limits: PlacementLimits) -> Targets:
+    """The request's own targets, else the cluster's; its deadline is one for the first token."""
+    ttft_ms = limits.ttft_ms_default if request.ttft_ms_max is None else request.ttft_ms_max
+    tbt_ms = limits.tbt_ms_default if request.tbt_ms_max is None else request.tbt_ms_max
+    return Targets(
+        min(request.deadline_s, inf if ttft_ms is None else ttft_ms / 1e3),
+        inf if tbt_ms is None else tbt_ms / 1e3,
+        _slack_share(request, outlook.priority_max),
+    )
+
+
+def ttft_refusal(prefill: PrefillCandidate, targets: Targets) -> Refusal | None:
+    """The slack is what may be waited."""
+    if prefill.ttft_s > targets.ttft_s_max:
+        detail = (
+            f"first token predicted after {prefill.ttft_s:.3f} s, wanted within {targets.ttft_s_max:.3f} s"
+        )
+        return Refusal(RejectReason.TTFT, detail, prefill.ttft_s - targets.ttft_s_max)
+    wait_s, busy_s = prefill.backlog.wait_s, prefill.fetch_s + prefill.compute_s
+    wait_s_max = (targets.ttft_s_max - busy_s) * targets.slack_share
+    if wait_s > wait_s_max:
+        detail = f"{wait_s:.3f} s in the queue predicted, {wait_s_max:.3f} s left by higher priorities"
+        return Refusal(RejectReason.TTFT, detail, wait_s - wait_s_max)
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Joining:
+    """A request on its way to a decode, and what it is held to there."""
+
+    request: ScheduleRequest
+    prefill: PrefillCandidate
+    output_tokens_expected: int
+    targets: Targets
+    outlook: Outlook
+    limits: PlacementLimits
+    now_s: float
+
+
+def with_room(joining: Joining, candidates: Sequence[DecodeCandidate]) -> list[DecodeCandidate]:
+    """Those that are taken to have the blocks when prefill asks for them, at the beginning of its work."""
+    if joining.limits.admission is AdmissionMode.SNAPSHOT:
+        return [
+            candidate
+            for candidate in candidates
+            if room_blocks(candidate.instance, present_load(candidate.instance))
+            >= _blocks_wanted(joining, candidate)
+        ]
+    roomy = [candidate for candidate in candidates if _spare_blocks(joining, candidate) >= 0]
+    if roomy or joining.limits.admission is AdmissionMode.NONE:
+        return roomy
+    wait_s = joining.prefill.backlog.wait_s
+    return [
+        candidate
+        for candidate in _roomiest(joining, candidates)
+        if room_at_blocks(_forecast(joining, candidate), wait_s) >= _blocks_wanted(joining, candidate)
+    ]
+
+
+def room_refusal(joining: Joining, candidates: Sequence[DecodeCandidate]) -> Refusal:
+    """Where none of them has room."""
+    detail = f"no decode instance has room for {joining.request.prompt_tokens} tokens"
+    return Refusal(RejectReason.OVERLOADED, detail, _drain_s(joining, _roomiest(joining, candidates)))
+
+
+def steps_in_time(
+    joining: Joining, chosen: DecodeCandidate, candidates: Sequence[DecodeCandidate]
+) -> DecodeCandidate | Refusal:
+    """`chosen`, or where it misses the target the next best that does not."""
+    if joining.targets.tbt_s_max == inf:
+        return chosen
+    others = [candidate for candidate in candidates if candidate is not chosen]
+    nearest = nsmallest(FORECASTS_MAX - 1, others, key=lambda candidate: candidate.step_s)
+    least_s = inf
+    for candidate in (chosen, *nearest):
+        step_s_max = _step_s_max(joining, candidate)
+        predicted_s = _predicted_step_s(joining, candidate)
+        if predicted_s <= step_s_max:
+            return candidate
+        least_s = min(least_s, predicted_s)
+    detail = f"{least_s:.4f} s between tokens predicted, wanted within {joining.targets.tbt_s_max:.4f} s"
+    return Refusal(RejectReason.TBT, detail, _drain_s(joining, (chosen, *nearest)))
+
+
+def _slack_share(request: ScheduleRequest, priority_max: int) -> float:
+    levels = max(0, priority_max - request.priority)
+    if not levels or _drawn(request.request_id) < LOWER_SERVED_SHARE:
+        return 1.0
+    return 1.0 - min(SLACK_LEFT_MAX, SLACK_LEFT_PER_LEVEL * levels)
+
+
+def _drawn(request_id: RequestId) -> float:
+    """From 0 up to 1, the same in every conductor."""
+    return xxhash.xxh3_64_intdigest(f"served/{request_id}".encode()) / _DRAWS
+
+
+def _blocks_wanted(joining: Joining, candidate: DecodeCandidate) -> int:
+    left_free = (1.0 - joining.targets.slack_share) * candidate.instance.blocks
+    return candidate.blocks + int(left_free)
+
+
+def _spare_blocks(joining: Joining, candidate: DecodeCandidate) -> int:
+    """Were all there that is on its way, and nothing ended."""
+    return room_blocks(candidate.instance, candidate.load) - _blocks_wanted(joining, candidate)
+
+
+def _roomiest(joining: Joining, candidates: Sequence[DecodeCandidate]) -> list[DecodeCandidate]:
+    return nsmallest(FORECASTS_MAX, candidates, key=lambda candidate: -_spare_blocks(joining, candidate))
+
+
+def _step_s_max(joining: Joining, candidate: DecodeCandidate) -> float:
+    """The slack is what others may add to the step of the request alone."""
+    samples, targets = joining.request.samples, joining.targets
+    alone_s = step_s(cost_of(candidate.instance), samples, samples * joining.request.prompt_tokens)
+    return min(targets.tbt_s_max, alone_s + (targets.tbt_s_max - alone_s) * targets.slack_share)
+
+
+def _predicted_step_s(joining: Joining, candidate: DecodeCandidate) -> float:
+    if joining.limits.admission is AdmissionMode.SNAPSHOT:
+        request, present = joining.request, present_load(candidate.instance)
+        return step_with_s(candidate.instance, present, request.prompt_tokens, request.samples)
+    seen = _forecast(joining, candidate)
+    return step_peak_s(seen, _stay(joining, candidate, seen))
+
+
+def _forecast(joining: Joining, candidate: DecodeCandidate) -> Forecast:
+    arrivals = joining.outlook.arrivals.get(candidate.instance.instance, ())
+    return forecast(candidate.instance, candidate.load, arrivals, joining.now_s)
+
+
+def _stay(joining: Joining, candidate: DecodeCandidate, seen: Forecast) -> Stay:
+    """As far as the horizon reaches; what arrives behind it meets what will be there then."""
+    request, begins_s = joining.request, joining.prefill.ttft_s
+    ends_s = begins_s + joining.output_tokens_expected * seen.pace_s
+    ends_s = max(begins_s, min(ends_s, joining.limits.decode_horizon_s))
+    kv_tokens = request.samples * request.prompt_tokens
+    return Stay(begins_s, ends_s, request.samples, kv_tokens, _blocks_wanted(joining, candidate))
+
+
+def _drain_s(joining: Joining, candidates: Sequence[DecodeCandidate]) -> float:
+    """The soonest that one of them is expected to have drained enough; now where all did."""
+    drains = []
+    for candidate in candidates:
+        seen = _forecast(joining, candidate)
+        stay = _stay(joining, candidate, seen)
+        drains.append(drains_at_s(seen, stay, _step_s_max(joining, candidate)))
+    return min(drains, default=0.0)

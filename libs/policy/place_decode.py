@@ -1,0 +1,94 @@
+"""Which decode instance a request goes to: by step time and room, then by what need not be sent."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import inf
+
+from kvindex.core import InstanceId
+from policy.choice import PlacementLimits, Strategy, nearly_least, spread
+from policy.core import ScheduleRequest
+from policy.cost import transfer_s
+from policy.place_prefill import NOTHING_CACHED, Extent, PrefillCandidate
+from policy.predict import DecodeLoad, cost_of, reserved_blocks, step_with_s
+from policy.view import InstanceView
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeCandidate:
+    instance: InstanceView
+    load: DecodeLoad
+    """With all that is on its way."""
+    step_s: float
+    """With the request too."""
+    send_s: float
+    """Time to bring it what of the prompt's KV it lacks; 0 where prefill is the same instance."""
+    blocks: int
+    """That it has to find for the reservation: held blocks are shared, not taken anew."""
+
+
+def decode_candidates(
+    decodes: Sequence[InstanceView],
+    loads: Mapping[InstanceId, DecodeLoad],
+    prefill: PrefillCandidate,
+    request: ScheduleRequest,
+    extents: Mapping[InstanceId, Extent],
+) -> list[DecodeCandidate]:
+    return [
+        DecodeCandidate(
+            instance=instance,
+            load=loads[instance.instance],
+            step_s=step_with_s(instance, loads[instance.instance], request.prompt_tokens, request.samples),
+            send_s=_send_s(instance, prefill, request, extents),
+            blocks=_blocks_to_find(instance, request, extents),
+        )
+        for instance in decodes
+    ]
+
+
+def choose_decode(
+    candidates: Sequence[DecodeCandidate],
+    prefill: PrefillCandidate,
+    request: ScheduleRequest,
+    limits: PlacementLimits,
+    tbt_s_max: float,
+) -> DecodeCandidate:
+    """`random`: by the request's name. Others: the least step time; `joint` then asks what need not be
+    sent. A coupled instance keeps what it prefills, for `joint` only among equals."""
+    own = [candidate for candidate in candidates if candidate.instance.instance == prefill.instance.instance]
+    if own and limits.strategy is not Strategy.JOINT:
+        return own[0]
+    equals = list(candidates)
+    if limits.strategy is not Strategy.RANDOM:
+        equals = nearly_least(candidates, lambda candidate: candidate.step_s, limits, tbt_s_max)
+    if limits.strategy is Strategy.JOINT:
+        equals = nearly_least(equals, lambda candidate: candidate.send_s, limits, inf)
+        own = [candidate for candidate in own if candidate in equals]
+        least = min(candidate.load.sequences for candidate in equals)
+        equals = own or [candidate for candidate in equals if candidate.load.sequences == least]
+    return min(equals, key=lambda candidate: spread(request.request_id, candidate.instance.instance))
+
+
+def _send_s(
+    decode: InstanceView,
+    prefill: PrefillCandidate,
+    request: ScheduleRequest,
+    extents: Mapping[InstanceId, Extent],
+) -> float:
+    if decode.instance == prefill.instance.instance:
+        return 0.0
+    prompt_blocks = -(-request.prompt_tokens // decode.block_tokens)
+    sent_blocks = prompt_blocks - min(_held_blocks(decode, extents), prompt_blocks)
+    return transfer_s(cost_of(prefill.instance), sent_blocks * decode.block_bytes)
+
+
+def _blocks_to_find(
+    instance: InstanceView, request: ScheduleRequest, extents: Mapping[InstanceId, Extent]
+) -> int:
+    """Decode counts again when it reserves."""
+    needed = reserved_blocks(request.prompt_tokens, instance.block_tokens, request.samples)
+    return needed - min(_held_blocks(instance, extents), needed - request.samples)
+
+
+def _held_blocks(decode: InstanceView, extents: Mapping[InstanceId, Extent]) -> int:
+    """What it can decode on without reading it back: blocks on SSD take room and are sent like others."""
+    return extents.get(decode.instance, NOTHING_CACHED).memory_blocks
