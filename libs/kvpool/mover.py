@@ -84,7 +84,6 @@ class TierMover:
         end = len(hashes) if blocks_max is None else min(len(hashes), first + blocks_max)
         if self._closing or first >= end:
             return taken
-        self.counters.rises += 1
         try:
             async with asyncio.timeout(timeout_s):
                 await self._rise(hashes[:end], first, taken)

@@ -64,11 +64,7 @@ class TierCounters:
 
     sunk_blocks: int = 0
     sunk_bytes: int = 0
-    overtaken_blocks: int = 0
-    """Written for nothing: the block was gone, or its parent's copy, when the copy was done."""
     write_failed_blocks: int = 0
-    write_failures: int = 0
-    """Batches that could not be written in full."""
     risen_blocks: int = 0
     risen_bytes: int = 0
     unreadable_blocks: int = 0
@@ -83,7 +79,6 @@ class MoverCounters:
     """Counters by lower tier, and of rises, which may take from several."""
 
     tiers: dict[Tier, TierCounters] = field(default_factory=dict)
-    rises: int = 0
     late_rises: int = 0
     """Were not done by their deadline."""
     stalled_rises: int = 0

@@ -144,11 +144,12 @@ class Sinker:
         outcomes = await asyncio.gather(*(self._write_piece(piece, failed) for piece in pieces))
         error = next((outcome.error for outcome in outcomes if outcome.error is not None), None)
         if error is not None:
-            self._counters.write_failures += 1
             self._trouble(f"writing to {self._tier}", error)
         for piece, outcome in zip(pieces, outcomes, strict=True):
             for sink in piece[: outcome.good]:
-                self._written(sink)
+                if self._pool.sunk(sink):
+                    self._counters.sunk_blocks += 1
+                    self._counters.sunk_bytes += self._arena.block_bytes
             for sink in piece[outcome.good :]:
                 self._counters.write_failed_blocks += 1
                 self._pool.sink_failed(sink)
@@ -169,13 +170,6 @@ class Sinker:
         except Exception as error:
             # Not the store's fault: the system gives no thread, or the arena is closed.
             return _Progress(0, error)
-
-    def _written(self, sink: Sink) -> None:
-        if self._pool.sunk(sink):
-            self._counters.sunk_blocks += 1
-            self._counters.sunk_bytes += self._arena.block_bytes
-        else:
-            self._counters.overtaken_blocks += 1
 
 
 def _write(

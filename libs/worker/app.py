@@ -82,6 +82,8 @@ class WorkerApp:
             cached_tokens_total=self._node.cached_tokens_total,
             decode_tokens_total=self._node.steps.decode_tokens_total,
             cost=self._node.cost,
+            ended=self._node.ended.latest(),
+            ended_total=self._node.ended.total,
             lower_tiers=tuple(TierUse(tier.tier, tier.blocks, tier.copies) for tier in stats.tiers),
         )
 
@@ -107,7 +109,8 @@ class WorkerApp:
     async def _pool(self, request: web.Request) -> web.Response:
         """Tells what lies in which tier. `?check=1`: 500 with the contradiction where the bookkeeping holds
         one; that looks at every block, and nothing else happens meanwhile."""
-        told = pool_report(self._node.pool, self._node.layout.block_bytes, self._read_pins.pins())
+        node = self._node
+        told = pool_report(node.pool, node.mover.counters, node.layout.block_bytes, self._read_pins.pins())
         if request.query.get("check") != "1":
             return web.json_response(told)
         try:

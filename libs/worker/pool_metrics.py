@@ -10,7 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from kvpool import BlockPool
-from kvpool.mover_limits import MoverCounters
+from kvpool.mover_limits import MoverCounters, TierCounters
 
 
 class PoolCollector(Collector):
@@ -54,8 +54,13 @@ class PoolCollector(Collector):
         )
         failures = CounterMetricFamily(
             "moonpool_tier_failures",
-            "Blocks that could not be written, read or verified",
+            "Blocks that could not be written, read, verified or erased",
             labels=["tier", "what"],
+        )
+        backing_off = GaugeMetricFamily(
+            "moonpool_tier_backing_off",
+            "1 while a lower tier takes no writes and is left alone for a while",
+            labels=["tier"],
         )
         for tier, counted in self._counters.tiers.items():
             moved_bytes.add_metric([tier, "write"], counted.sunk_bytes)
@@ -63,14 +68,30 @@ class PoolCollector(Collector):
             failures.add_metric([tier, "write"], counted.write_failed_blocks)
             failures.add_metric([tier, "read"], counted.unreadable_blocks)
             failures.add_metric([tier, "corrupt"], counted.corrupt_blocks)
+            failures.add_metric([tier, "erase"], counted.erase_failures)
+            backing_off.add_metric([tier], counted.backing_off)
         late = CounterMetricFamily(
             "moonpool_late_rises", "Times that blocks were not brought up in time", labels=["reason"]
         )
         late.add_metric(["deadline"], self._counters.late_rises)
         late.add_metric(["stalled"], self._counters.stalled_rises)
-        yield from (moved_bytes, failures, late)
+        yield from (moved_bytes, failures, backing_off, late)
 
 
-def pool_report(pool: BlockPool, block_bytes: int, read_pins: int) -> dict[str, object]:
+def pool_report(
+    pool: BlockPool, counters: MoverCounters, block_bytes: int, read_pins: int
+) -> dict[str, object]:
     """JSON of the pool's state; `blocks` and the like are of the tier that is computed on."""
-    return {"block_bytes": block_bytes, **asdict(pool.stats()), "read_pins": read_pins}
+    stats = pool.stats()
+    tiers = [{**asdict(tier), **_failures(counters.tiers[tier.tier])} for tier in stats.tiers]
+    return {"block_bytes": block_bytes, **asdict(stats), "tiers": tiers, "read_pins": read_pins}
+
+
+def _failures(counted: TierCounters) -> dict[str, object]:
+    return {
+        "write_failed_total": counted.write_failed_blocks,
+        "unreadable_total": counted.unreadable_blocks,
+        "corrupt_total": counted.corrupt_blocks,
+        "erase_failed_total": counted.erase_failures,
+        "backing_off": counted.backing_off,
+    }

@@ -13,7 +13,7 @@ from tests.support.documents import ROOT, code_spans, prose
 from conductor.config import ConductorConfig
 from kvindex.core import Tier
 from kvmeta.config import KvmetaConfig
-from kvpool import BlockPool
+from kvpool import BlockPool, MoverCounters, TierCounters
 from worker.config import WorkerConfig
 from worker.pool_metrics import pool_report
 
@@ -109,7 +109,7 @@ def test_every_log_line_is_written_somewhere() -> None:
 
 def test_the_keys_of_a_pool_are_all_told() -> None:
     pool = BlockPool(4, lower=[(Tier.SSD, 4)])
-    told = pool_report(pool, block_bytes=64, read_pins=0)
+    told = pool_report(pool, MoverCounters({Tier.SSD: TierCounters()}), block_bytes=64, read_pins=0)
     keys = {key for cell, _ in rows("key") for key in code_spans(cell)}
     assert keys == told.keys()
     (tier,) = told["tiers"]
