@@ -11,6 +11,7 @@ DOCUMENTS = (
     "docs/eviction.md",
     "docs/performance.md",
     "docs/pool.md",
+    "docs/schedulers.md",
     "docs/transfer.md",
 )
 _CODE_FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
