@@ -148,7 +148,7 @@ def _events(sync: Sync, event: EventsCame, now_s: float) -> Outcome:
     if sync.asked_at_s is not None or sync.next_number is None:
         return replace(sync, held=sync.held.with_message(event)), ()
     if event.first_number > sync.next_number:
-        return _ask(replace(sync, held=sync.held.with_message(event)), now_s)
+        return _ask_anew(sync, now_s)
     new = event.events[sync.next_number - event.first_number :]
     if not new:
         return sync, ()
@@ -160,21 +160,26 @@ def _inventory(sync: Sync, event: InventoryCame, now_s: float) -> Outcome:
     next_number = event.as_of_number + 1
     following: list[BlockEvent] = []
     messages = sorted(sync.held.messages, key=lambda message: message.first_number)
-    left = Held()
-    for place, message in enumerate(messages):
+    gap = False
+    for message in messages:
         if message.first_number > next_number:
-            for beyond in messages[place:]:
-                left = left.with_message(beyond)
+            gap = True
             break
         new = message.events[next_number - message.first_number :]
         following += new
         next_number += len(new)
-    known = replace(sync, next_number=next_number, held=left, asked_at_s=None)
+    known = replace(sync, next_number=next_number, held=Held(), asked_at_s=None)
     effects = (Replace(), Apply(tuple(following))) if following else (Replace(),)
-    if not left.messages:
+    if not gap:
         return known, effects
-    again, asked = _ask(known, now_s)
+    again, asked = _ask_anew(known, now_s)
     return again, (*effects, *asked)
+
+
+def _ask_anew(sync: Sync, now_s: float) -> Outcome:
+    """Nothing is kept of what has come: an inventory that is asked for only now stands for all of it. So a
+    number that the instance never reached costs one inventory, and is not waited for."""
+    return _ask(replace(sync, held=Held()), now_s)
 
 
 def _ask(sync: Sync, now_s: float) -> Outcome:

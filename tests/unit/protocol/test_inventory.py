@@ -72,6 +72,29 @@ def test_a_gap_asks_for_the_inventory() -> None:
     assert directory.sync.synchronised
 
 
+def test_a_number_that_was_never_reached_costs_one_inventory() -> None:
+    """A message that is not true: to wait for what precedes it would be to ask for ever."""
+    directory = Directory()
+    directory.answer(2)
+    directory.feed(EventsCame(1, 1000, (stored(1000),)))
+    assert directory.asked == 2
+    directory.answer(2)
+    assert directory.sync.synchronised
+    assert directory.asked == 2
+    directory.feed(EventsCame(1, 3, (stored(3),)))
+    assert directory.blocks == expected(3)
+
+
+def test_what_comes_while_the_inventory_does_may_cost_another_one_but_no_third() -> None:
+    directory = Directory()
+    directory.feed(EventsCame(1, 1000, (stored(1000),)))
+    directory.answer(2)
+    assert directory.asked == 2
+    directory.answer(2)
+    assert directory.sync.synchronised
+    assert directory.asked == 2
+
+
 def test_an_empty_message_shows_a_lost_last_event() -> None:
     directory = Directory()
     directory.answer(0)
