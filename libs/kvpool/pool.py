@@ -28,7 +28,7 @@ from kvpool.sinks import Sinks
 from kvpool.tier_copy import BlockFacts, TierCopy
 from kvpool.tier_stack import TierStack, is_faster
 from kvpool.tiers import Copy, PoolStats, Rise, Sink
-from policy.evict import BlockUse, EvictionOrder
+from policy.evict import BlockUse, EvictionOrder, EvictionScale
 
 
 class NoBlocksError(Exception):
@@ -72,6 +72,12 @@ class BlockPool:
         self._rises = Rises(self._stack)
         self._now = 0
         """Ticks once for each block that comes in, and once for each use, which is a few times a request."""
+
+    def set_cost_doubles_at_blocks(self, depth_blocks: int) -> None:
+        """At the start, while nothing is stored: at which depth a block costs twice what the first of a chain
+        does, as measured (`policy.evict.cost_doubles_at_blocks`); until then it is assumed."""
+        for tier in self._stack.tiers:
+            tier.tree.weigh_by(EvictionScale(turnover=len(tier), cost_doubles_at_blocks=depth_blocks))
 
     def match(self, hashes: Sequence[BlockHash]) -> int:
         """How many leading blocks of the chain `hashes` can be computed on. O(log n): behind a block that is

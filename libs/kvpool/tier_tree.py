@@ -26,18 +26,23 @@ class TierTree:
     """The copies at the indices 0 … `size` - 1 of a tier. O(log n) per call where nothing else is said."""
 
     def __init__(self, size: int, order: EvictionOrder) -> None:
-        # The owner's clock ticks once for each block that comes in, and little else.
-        scale = EvictionScale(turnover=size)
-        self._key_of = key_function(order, scale)
+        self._order = order
         self._copies: dict[BlockHash, TierCopy] = {}
         self._at: list[TierCopy | None] = [None] * size
         self.cached = 0
         """Copies that are not in use. All of them can go, one after the other."""
-        self._open = EvictableBlocks(order, scale)
-        """Cached, not staged, no child that is not staged, not sinking."""
-        self._late = EvictableBlocks(order, scale)
-        """Cached leaves that are sinking."""
         self._staged: OrderedDict[int, TierCopy] = OrderedDict()
+        # The owner's clock ticks once for each block that comes in, and little else.
+        self.weigh_by(EvictionScale(turnover=size))
+
+    def weigh_by(self, scale: EvictionScale) -> None:
+        """What the order's credits are measured by from now on; only while there are no copies."""
+        assert not self._copies, "copies are in line by another scale"
+        self._key_of = key_function(self._order, scale)
+        self._open = EvictableBlocks(self._order, scale)
+        """Cached, not staged, no child that is not staged, not sinking."""
+        self._late = EvictableBlocks(self._order, scale)
+        """Cached leaves that are sinking."""
 
     def __len__(self) -> int:
         return len(self._copies)

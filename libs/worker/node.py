@@ -26,6 +26,7 @@ from kvpool import Arena, SwapSlots
 from kvpool.mover import TierMover
 from kvtransfer import SECRET_BYTES_MIN
 from policy.core import CostCoefficients
+from policy.evict import cost_doubles_at_blocks
 from policy.plan_step import StepLimits
 from worker.config import WorkerConfig
 from worker.engine_thread import EngineThread
@@ -117,6 +118,7 @@ class Node:
         await self.engine.start()
         assert self.engine.computes_on_arena == (self._compute_tier is Tier.DRAM), "the tiers do not fit"
         self.cost = await self._profile()
+        self.pool.set_cost_doubles_at_blocks(cost_doubles_at_blocks(self.cost, BLOCK_TOKENS))
         self.structures.prepare()
         speed = await restore(self.pool, self._stores, self.context.log)
         if speed is not None:

@@ -16,8 +16,11 @@ from cluster.errors import ConfigError
 from cluster.messages import Finish
 from engine.layout import KVLayout
 from engine.model_folder import ModelConfig
+from kvhash import BLOCK_TOKENS
 from kvindex.core import Tier
+from kvpool import BlockPool
 from policy.core import RequestId, Role
+from policy.evict import cost_doubles_at_blocks
 
 pytestmark = pytest.mark.unit
 
@@ -112,6 +115,26 @@ async def test_a_restart_under_the_same_name_finds_what_was_held(
         assert answer == right_answer(reference, 0)
         assert cached_tokens == PROMPT_BLOCKS * 16
         await cluster.quiet()
+
+
+async def test_a_deep_block_is_weighed_by_the_measured_cost_before_anything_is_found_again(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen = settings(tiny, tmp_path) | {"eviction": "length_aware"}
+    async with worker(tiny, **chosen) as cluster:
+        await fill(cluster)
+    told: list[tuple[int, int]] = []
+    weigh = BlockPool.set_cost_doubles_at_blocks
+
+    def watched(pool: BlockPool, depth_blocks: int) -> None:
+        told.append((depth_blocks, len(pool.inventory()[1])))
+        weigh(pool, depth_blocks)
+
+    monkeypatch.setattr(BlockPool, "set_cost_doubles_at_blocks", watched)
+    async with worker(tiny, **chosen) as cluster:
+        node = cluster.apps["w"]._node
+        assert len(node.pool.inventory()[1]) >= PROMPTS * PROMPT_BLOCKS
+        assert told == [(cost_doubles_at_blocks(node.cost, BLOCK_TOKENS), 0)]
 
 
 async def test_files_of_another_cluster_start_empty(tiny: Path, tmp_path: Path) -> None:
