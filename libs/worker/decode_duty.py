@@ -290,4 +290,6 @@ def _running(held: HeldRequest) -> RunningRequest:
         held.work.sampling.output_tokens_max,
         committed=not reserved,
         samples=held.work.sampling.samples if reserved else len(growing),
+        priority=held.work.priority,
+        output_tokens_expected=sequences[0].output_tokens_expected,
     )

@@ -16,6 +16,11 @@ from worker.held import HeldAnswer, HeldRequest
 from worker.node import Node
 from worker.sequence import Sequence
 
+_HOLDING = (Phase.RESERVED, Phase.RUNNING)
+"""Blocks are held, and load snapshots list it."""
+_WHOLE = (reservation.AnswerEnded, reservation.FinishAsked)
+"""An answer is whole at its last token, or where the gateway cut it: at a stop string, mostly."""
+
 
 class HeldTable:
     """`changed` is set whenever something happened to one of them."""
@@ -37,7 +42,7 @@ class HeldTable:
 
     def holding(self) -> Iterator[HeldRequest]:
         """Those that are reserved or running."""
-        return (held for held in self if held.hold.phase in (Phase.RESERVED, Phase.RUNNING))
+        return (held for held in self if held.hold.phase in _HOLDING)
 
     def remember(self, hold: Hold) -> HeldRequest:
         held = HeldRequest(hold, self._node.outbox, self._answer_ended, self._broken)
@@ -46,7 +51,10 @@ class HeldTable:
 
     def feed(self, held: HeldRequest, event: reservation.Event) -> Accepted | Refused | None:
         """One event through the machine; its effects are carried out or begun when this returns."""
+        before = held.hold.phase
         held.hold, effects = reservation.step(held.hold, event, self._node.now_s())
+        if before in _HOLDING and held.hold.phase not in _HOLDING:
+            self._ended(held, whole=before is Phase.RUNNING and isinstance(event, _WHOLE))
         reply = None
         for effect in effects:
             match effect:
@@ -107,6 +115,12 @@ class HeldTable:
         if sequence.ending is not None:
             first.tell_end()
             self._answer_ended(first)
+
+    def _ended(self, held: HeldRequest, *, whole: bool) -> None:
+        if held.answers:
+            sequences = [answer.sequence for answer in held.answers]
+            output_tokens = max(sequence.output_tokens for sequence in sequences) if whole else None
+            self._node.ended.add(sequences[0], output_tokens)
 
     def _begin_free(self, held: HeldRequest) -> None:
         sequences = [answer.sequence for answer in held.answers]

@@ -29,6 +29,7 @@ from policy.core import CostCoefficients
 from policy.evict import cost_doubles_at_blocks
 from policy.plan_step import StepLimits
 from worker.config import WorkerConfig
+from worker.ended import EndedRequests
 from worker.engine_thread import EngineThread
 from worker.handover import Source
 from worker.intake import WorkLimits
@@ -106,6 +107,7 @@ class Node:
         self.cost: CostCoefficients | None = None
         self.fetch = PrefixFetch(self)
         self.cached_tokens_total = 0
+        self.ended = EndedRequests()
         self._loops: set[asyncio.Task[None]] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._room_callbacks: list[Callable[[], None]] = []

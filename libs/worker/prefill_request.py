@@ -77,6 +77,9 @@ class PrefillRequest:
             len(sequence.token_ids) - context_tokens,
             context_tokens,
             self._work.sampling.output_tokens_max,
+            samples=self._work.sampling.samples,
+            priority=self._work.priority,
+            output_tokens_expected=sequence.output_tokens_expected,
         )
 
     def blocks_to_take(self) -> int:
@@ -292,6 +295,9 @@ class PrefillRequest:
     def _leave(self) -> None:
         assert self._state.result is not None
         self._node.metrics.prefills.labels(self._state.result).inc()
+        if self._state.result is not prefill.Result.HANDED_OVER:
+            finished = self._state.result is prefill.Result.FINISHED
+            self._node.ended.add(self.sequence, self.sequence.output_tokens if finished else None)
         self._left(self)
 
     def _tell(self, entry: ProgressEntry | TokensEntry | FinishEntry | FailedEntry) -> None:

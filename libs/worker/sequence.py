@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from cluster.messages import Work
+from cluster.messages import TOKEN_ID_BYTES, Work
 from engine.structured import FORCED_TOKENS_MAX, Matcher
 from kvhash import BLOCK_TOKENS, BlockHash, Namespace, block_hashes, extend, unpack
 from kvpool import BlockPool
@@ -83,6 +83,12 @@ class Sequence:
     @property
     def request_id(self) -> RequestId:
         return self.work.request_id
+
+    @property
+    def output_tokens_expected(self) -> int | None:
+        """Of the whole answer; the placement says what was to come of it then."""
+        expected = self.work.output_tokens_expected
+        return None if expected is None else len(self.work.output_token_ids) // TOKEN_ID_BYTES + expected
 
     @property
     def output_tokens(self) -> int:

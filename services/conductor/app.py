@@ -12,10 +12,9 @@ from cluster.context import ServiceContext
 from cluster.messages import InstanceRecord
 from cluster.registry import RegistryEvent
 from conductor.cluster_state import ClusterState
-from conductor.config import ConductorConfig
+from conductor.config import ConductorConfig, placement_limits
 from conductor.metrics import ConductorMetrics
 from conductor.scheduler import Scheduler
-from policy.choice import PlacementLimits
 from policy.core import InstanceState, LoadSnapshot
 
 
@@ -32,10 +31,11 @@ class ConductorApp:
         )
         self._metrics = ConductorMetrics(context.metrics.registry)
         self._metrics.bookings.set_function(lambda: len(self._state.current().bookings))
+        self._metrics.policy.labels(config.strategy, config.admission).set(1)
         self._scheduler = Scheduler(
             context.bus,
             self._state,
-            PlacementLimits(silence_s_max=config.silence_s_max),
+            placement_limits(config),
             self._metrics,
             context.log,
             time.monotonic,

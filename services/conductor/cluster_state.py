@@ -63,8 +63,10 @@ class ClusterState:
         self._view = expire(self._view, self._clock(), self._booking_ttl_s)
         return self._view
 
-    def book(self, placement: Placement, prompt_tokens: int) -> None:
-        self._view = with_placement(self._view, placement, prompt_tokens, self._clock())
+    def book(self, placement: Placement, prompt_tokens: int, samples: int, priority: int) -> None:
+        self._view = with_placement(
+            self._view, placement, prompt_tokens, self._clock(), samples=samples, priority=priority
+        )
 
     def registry_changed(self, records: Mapping[InstanceId, InstanceRecord]) -> None:
         """Take over the registry, and ask those whose load is not known yet for it."""
@@ -113,4 +115,4 @@ class ClusterState:
             raise ProtocolError(f"{envelope.kind} of {envelope.sender} is no decision")
         if envelope.sender == self._bus.instance or decision.placement is None:
             return
-        self.book(decision.placement, decision.prompt_tokens)
+        self.book(decision.placement, decision.prompt_tokens, decision.samples, decision.priority)

@@ -23,6 +23,12 @@ class ConductorMetrics:
             ["outcome"],
             registry=registry,
         )
+        self.policy = Gauge(
+            "moonpool_conductor_policy",
+            "1, with the strategy and the admission mode that decide",
+            ["strategy", "admission"],
+            registry=registry,
+        )
         self.decision_s = Histogram(
             "moonpool_conductor_decision_seconds",
             "From a request's arrival to its decision, the prefix match included",

@@ -88,7 +88,7 @@ class Scheduler:
     def _decide(self, request: ScheduleRequest, matches: Sequence[InstanceMatch]) -> Placement | Rejection:
         decision = place(self._state.current(), request, matches, self._limits, self._clock())
         if isinstance(decision, Placement):
-            self._state.book(decision, request.prompt_tokens)
+            self._state.book(decision, request.prompt_tokens, request.samples, request.priority)
             self._metrics.decisions.labels("placed").inc()
             self._metrics.predicted_ttft_s.observe(decision.predicted_ttft_ms / 1e3)
             source = prefix_source(decision)
@@ -130,6 +130,8 @@ class Scheduler:
             matches=matches,
             placement=placement,
             rejection=rejection,
+            samples=request.samples,
+            priority=request.priority,
         )
         try:
             await self._bus.publish(subjects.DECISION, told, trace=trace)
@@ -145,6 +147,8 @@ def checked(body: object) -> ScheduleRequest:
         raise ProtocolError(f"prompt_tokens: {body.prompt_tokens}, must be at least 1")
     if body.output_tokens_max < 1:
         raise ProtocolError(f"output_tokens_max: {body.output_tokens_max}, must be at least 1")
+    if body.samples < 1:
+        raise ProtocolError(f"samples: {body.samples}, must be at least 1")
     if body.attempt < 0:
         raise ProtocolError(f"attempt: {body.attempt}, must be at least 0")
     blocks, rest = divmod(len(body.block_hashes), HASH_BYTES)

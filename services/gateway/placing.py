@@ -75,6 +75,7 @@ def schedule_request(
         deadline_s=deadline_s,
         excluded=ask.excluded,
         resumed=ask.resumed,
+        samples=order.sampling.samples,
     )
 
 
@@ -127,6 +128,7 @@ async def submit(
         prompt_parts=len(parts),
         output_token_ids=output_token_ids,
         deadline_s=deadline_s,
+        output_tokens_expected=placement.output_tokens_expected,
     )
     messages: list[PromptPart | Submit] = [
         PromptPart(order.request_id, placement.attempt, part, len(parts), token_ids)

@@ -105,3 +105,14 @@ async def test_load_and_metrics(stage: Stage):
 async def test_closes_without_having_started(stage: Stage):
     async with stage.conductor():
         pass
+
+
+async def test_the_settings_decide(stage: Stage):
+    register(stage.store, worker("p1", Role.PREFILL), worker("d1", Role.DECODE))
+    settings = {"strategy": "random", "ttft_ms_default": 1.0}
+    for admission, answer in (("none", Placement), ("predictive", Rejection)):
+        async with stage.conductor(admission=admission, **settings) as (app, context):
+            await app.start()
+            assert isinstance(await stage.ask(), answer)
+            shown = f'moonpool_conductor_policy{{admission="{admission}",strategy="random"}} 1.0'
+            assert shown in context.metrics.exposition().decode()

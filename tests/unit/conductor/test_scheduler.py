@@ -20,7 +20,7 @@ from conductor.metrics import ConductorMetrics
 from conductor.scheduler import Scheduler
 from kvindex.core import InstanceMatch, Tier, TierRun
 from policy.choice import PlacementLimits
-from policy.core import Placement, Rejection, RejectReason, Role
+from policy.core import EndedRequest, Placement, Rejection, RejectReason, RequestId, Role
 from policy.predict import outlook
 
 pytestmark = pytest.mark.unit
@@ -72,6 +72,7 @@ class Stage:
         self.broker = FakeBroker()
         self.gateway = self.broker.bus("g1")
         self.kvmeta = self.broker.bus("kvmeta-1")
+        self.workers: dict[str, FakeBus] = {}
         self.conductor = Conductor(self.broker, "conductor-1", self.clock)
         self.asked_of_kvmeta: list[bytes] = []
 
@@ -87,7 +88,9 @@ class Stage:
         return await self.gateway.request(subject, asked, timeout_s=ASK_TIMEOUT_S)
 
     async def tell_load(self, load) -> None:
-        await self.broker.bus(load.instance).publish(subjects.load(load.instance), load)
+        if load.instance not in self.workers:
+            self.workers[load.instance] = self.broker.bus(load.instance)
+        await self.workers[load.instance].publish(subjects.load(load.instance), load)
 
     async def decisions(self) -> list[Decision]:
         heard: list[Decision] = []
@@ -202,6 +205,41 @@ async def test_a_booking_ends_with_the_snapshot_that_lists_it(stage: Stage):
     assert backlog.requests == 1
 
 
+async def test_a_booking_ends_with_the_snapshot_in_which_its_request_has_ended(stage: Stage):
+    """It came and went between two snapshots: neither lists it as queued or running."""
+    placement = await stage.ask(request("r"))
+    await stage.tell_load(snapshot(placement.decode))
+    await stage.tell_load(
+        replace(snapshot(placement.decode), ended=(EndedRequest(RequestId("r"), 1, 7),), ended_total=1)
+    )
+    await eventually(lambda: not stage.conductor.state.current().bookings)
+
+
+async def test_quick_requests_one_after_another_find_room_in_a_small_pool(stage: Stage):
+    """There is room for one at each decode, and no snapshot ever shows one of them under way."""
+    for name in (D1, D2):
+        await stage.tell_load(replace(snapshot(name), blocks_free=70))
+    await eventually(lambda: all(stage.conductor.state.current().instances[name].load for name in (D1, D2)))
+    for i in range(8):
+        placement = await stage.ask(request(f"r{i}"))
+        assert isinstance(placement, Placement), placement
+        done = EndedRequest(RequestId(f"r{i}"), 1, 7)
+        await stage.tell_load(
+            replace(snapshot(placement.decode), blocks_free=70, ended=(done,), ended_total=i + 1)
+        )
+        await eventually(lambda: not stage.conductor.state.current().bookings)
+
+
+async def test_bookings_count_samples_here_and_at_other_conductors(stage: Stage):
+    second = Conductor(stage.broker, "conductor-2", stage.clock)
+    await second.start(subjects.SCHEDULE_STANDBY)
+    await stage.ask(request("r", samples=3, priority=2))
+    await eventually(lambda: second.state.current().bookings)
+    for conductor in (stage.conductor, second):
+        booking = conductor.state.current().bookings["r"]
+        assert (booking.samples, booking.priority, booking.output_tokens_expected) == (3, 2, 32)
+
+
 async def test_a_booking_runs_out(stage: Stage):
     await stage.ask(request("r"))
     stage.clock.now_s += 9.9
@@ -255,6 +293,7 @@ async def test_a_decision_that_cannot_be_published_still_stands(
         request(prompt_tokens=0),
         request(output_tokens_max=0),
         request(attempt=-1),
+        request(samples=0),
         request(block_hashes=b"short"),
         request(prompt_tokens=31, block_hashes=HASHES[:32]),
         request(prompt_tokens=1_000_000, block_hashes=bytes(16 * 16_385)),
