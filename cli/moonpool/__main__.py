@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 
 from moonpool.arguments import Command, CommandGroup, OneLineParser, add_commands
-from moonpool.commands import bench, chat, serve, simulate, status, up
+from moonpool.commands import bench, chat, replay, serve, simulate, status, up
 from moonpool.errors import EXIT_FAILURE, CommandError
 
 COMMANDS: tuple[Command | CommandGroup, ...] = (
@@ -15,6 +15,7 @@ COMMANDS: tuple[Command | CommandGroup, ...] = (
     chat.COMMAND,
     bench.GROUP,
     simulate.GROUP,
+    replay.COMMAND,
 )
 
 EXIT_INTERRUPTED = 130

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from moonpool.errors import CommandError, UsageError
 
@@ -49,6 +49,11 @@ class Api:
             case _:
                 raise CommandError(f"{self.url}/models is no list of models; is this a Moonpool gateway?")
 
+    def address(self, path: str) -> str:
+        """The whole URL of a path of the API, for another client. UsageError where `url` is malformed."""
+        parts, base = _split(self.url)
+        return f"{parts.scheme}://{parts.netloc}{base}{path}"
+
     def get(self, path: str) -> Json:
         with self._send("GET", path, None) as response:
             return _json_object(response.read())
@@ -79,15 +84,21 @@ class Api:
 
 
 def _connection(url: str, timeout_s: float) -> tuple[HTTPConnection, str]:
+    parts, base = _split(url)
+    connection_class = HTTPSConnection if parts.scheme == "https" else HTTPConnection
+    return connection_class(parts.hostname or "", parts.port, timeout=timeout_s), base
+
+
+def _split(url: str) -> tuple[SplitResult, str]:
+    """The parts of a URL that is well formed, and the path that the API's paths follow."""
     try:
         parts = urlsplit(url)
-        host, port = parts.hostname, parts.port
+        _ = parts.port
     except ValueError:
         raise _malformed(url) from None
-    if parts.scheme not in ("http", "https") or not host:
+    if parts.scheme not in ("http", "https") or not parts.hostname:
         raise _malformed(url)
-    connection_class = HTTPSConnection if parts.scheme == "https" else HTTPConnection
-    return connection_class(host, port, timeout=timeout_s), parts.path.rstrip("/") or API_ROOT
+    return parts, parts.path.rstrip("/") or API_ROOT
 
 
 def _malformed(url: str) -> UsageError:

@@ -70,8 +70,8 @@ def whole_number(minimum: int, maximum: int) -> Callable[[str], int]:
     return parse
 
 
-def seconds(maximum: float) -> Callable[[str], float]:
-    """An argparse type: a time in seconds, above 0 and at most `maximum`."""
+def positive(maximum: float, unit: str = "a number") -> Callable[[str], float]:
+    """An argparse type: a number above 0 and at most `maximum`."""
 
     def parse(text: str) -> float:
         try:
@@ -79,7 +79,12 @@ def seconds(maximum: float) -> Callable[[str], float]:
         except ValueError:
             value = -1.0
         if not 0 < value <= maximum:
-            raise argparse.ArgumentTypeError(f"must be seconds above 0 and at most {maximum:g}, not {text!r}")
+            raise argparse.ArgumentTypeError(f"must be {unit} above 0 and at most {maximum:g}, not {text!r}")
         return value
 
     return parse
+
+
+def seconds(maximum: float) -> Callable[[str], float]:
+    """An argparse type: a time in seconds, above 0 and at most `maximum`."""
+    return positive(maximum, "seconds")

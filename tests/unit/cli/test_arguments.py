@@ -23,10 +23,21 @@ def leaves(entries: tuple[Command | CommandGroup, ...], words: tuple[str, ...] =
 
 
 def test_the_commands_are_these() -> None:
-    benches = [("bench", name) for name in ("prefix", "engine", "attention", "transfer", "handover")]
+    names = (
+        "prefix",
+        "engine",
+        "attention",
+        "transfer",
+        "handover",
+        "hash",
+        "match",
+        "place",
+        "kvmeta-restart",
+    )
+    benches = [("bench", name) for name in names]
     simulations = [("simulate", "cache")]
     assert sorted(leaves(COMMANDS)) == sorted(
-        [("up",), ("serve",), ("status",), ("chat",), *benches, *simulations]
+        [("up",), ("serve",), ("status",), ("chat",), ("replay",), *benches, *simulations]
     )
 
 
