@@ -18,11 +18,13 @@ from pathlib import Path
 
 import aiohttp
 
+from cluster import keys
 from engine.errors import ModelFolderError
 from engine.models import resolve_model
 from kvindex.core import InstanceId
 from moonpool.cluster_client import ClusterAddresses, control_plane, registered
 from moonpool.errors import CommandError
+from moonpool.kept_seed import kept_seed
 from moonpool.processes import Child, ProcessSpec
 from moonpool.roles import ServiceSettings, service_arguments
 from moonpool.run_folder import (
@@ -72,7 +74,8 @@ class StackConfig:
     ssd_bytes: int = 0
     """Files for KV blocks of each worker; 0: none."""
     ssd_folder: Path | None = None
-    """Where they are; None: in the run folder, as long as the stack runs."""
+    """Where they are, with the seed of their hashes, for the next stack too; None: in the run folder, as
+    long as the stack runs."""
     ready_s_max: float = READY_S_MAX_DEFAULT
     drain_s_max: float = DRAIN_S_MAX_DEFAULT
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -181,6 +184,14 @@ class Stack:
         nats, etcd = plans
         self._addresses = ClusterAddresses(nats.url, etcd.url)
         await self._unless_one_exits(_answering(plans))
+        if self._config.ssd_folder is not None:
+            await self._unless_one_exits(self._give_seed(self._config.ssd_folder))
+
+    async def _give_seed(self, folder: Path) -> None:
+        """Have the hashes begin as those of the blocks in that folder."""
+        seed = await asyncio.to_thread(kept_seed, folder)
+        async with control_plane(self._addresses.etcd_url, timeout_s=self._config.ready_s_max) as control:
+            await control.put(keys.SEED, seed)
 
     async def _start_services(self) -> None:
         settings = ServiceSettings(
@@ -260,7 +271,8 @@ class Stack:
                 self._report(f"{child.name} did not stop within {child.spec.stop_s_max:g} s and was killed")
 
     def _remove_ssd_files(self) -> None:
-        """With the registry the seed of the hashes goes: nobody will ask for these blocks again."""
+        """Those in the run folder. With the registry the seed of their hashes goes: nobody will ask for these
+        blocks again."""
         shutil.rmtree(self._folder / SSD_FOLDER, ignore_errors=True)
 
     def _children(self) -> list[Child]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.stack import MoonpoolProcess, RunningStack, Status, moonpool, processes_of
+from tests.support.stack import MoonpoolProcess, RunningStack, Status, moonpool, processes_of, running_stack
 
 from moonpool.commands.up import ONE_WISH_S
 from moonpool.errors import CommandError
@@ -98,6 +98,22 @@ def test_even_a_killed_up_leaves_nothing_behind(own_home: Path) -> None:
     assert processes_of(own_home) == []
     # What it wrote down does not fool those who look for it.
     assert "no stack named 'default'" in moonpool(own_home, "status").stderr
+
+
+def test_the_next_run_finds_the_blocks_of_an_ssd_folder(own_home: Path, small_folder: Path) -> None:
+    ssd_folder = own_home / "blocks"
+    flags = ("--model", str(small_folder), "--pool-bytes", str(16 << 20), "--ssd-bytes", str(32 << 20))
+    prompt = list(range(10, 411))
+
+    def ask(name: str) -> tuple[str, int]:
+        with running_stack(own_home, name, *flags, "--ssd-folder", str(ssd_folder)) as stack:
+            body = {"model": stack.state.model, "prompt": prompt, "max_tokens": 4, "temperature": 0}
+            answer = stack.api.post("/completions", body)
+            return answer["choices"][0]["text"], answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+    text, cached_tokens = ask("first")
+    assert cached_tokens == 0
+    assert ask("second") == (text, 400)
 
 
 def has_exited(descriptor: int) -> bool:

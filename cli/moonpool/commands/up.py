@@ -69,7 +69,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--ssd-folder",
         type=Path,
         metavar="FOLDER",
-        help="where these files are; by default in the folder of the run, as long as the stack runs",
+        help="where these files are, to be found again by the next run; by default in the folder of the run, "
+        "as long as the stack runs",
     )
     parser.add_argument("--name", default=DEFAULT_NAME, help=f"of this stack (default {DEFAULT_NAME})")
     parser.add_argument(
