@@ -24,7 +24,8 @@ body { background: var(--page); color: var(--ink); font: 15px/1.5 system-ui, san
 h1 { font-size: 1.5em; } h2 { font-size: 1.1em; margin: 2em 0 .4em; } p { color: var(--soft); }
 svg { width: 100%; height: auto; } svg text { fill: var(--soft); font-size: 12px; }
 .grid { stroke: var(--grid); } .bar { fill: var(--mark); } .dot { fill: var(--mark); fill-opacity: 0; }
-.dot:hover { fill-opacity: 1; } .line { fill: none; stroke: var(--mark); stroke-width: 2; }
+.dot:hover { fill-opacity: 1; }
+.line { fill: none; stroke: var(--mark); stroke-width: 2; stroke-linecap: round; }
 .target { stroke: var(--target); stroke-width: 2; stroke-dasharray: 6 4; }
 table { border-collapse: collapse; } .wide { overflow-x: auto; }
 th, td { border-bottom: 1px solid var(--grid); padding: .25em .8em; text-align: right; }
@@ -72,15 +73,16 @@ def line_chart(
         return paragraph("Nothing was measured.")
     x_axis = Axis(x, 0.0, max(points[-1][0], 1e-9))
     y_axis = Axis(y, 0.0, y_max or max(*known, 1e-9))
-    path, pen = [], "M"
-    dots = []
+    path, dots = [], []
+    drawing = False
     for at, value in points:
         if value is None:
-            pen = "M"
+            drawing = False
             continue
         left, top = _x(x_axis, at), _y(y_axis, value)
-        path.append(f"{pen}{left:.1f} {top:.1f}")
-        pen = "L"
+        # A line of no length, whose round ends are a dot, lets one value between gaps be seen.
+        path.append(f"L{left:.1f} {top:.1f}" if drawing else f"M{left:.1f} {top:.1f}h0")
+        drawing = True
         tip = escape(f"{x} {short(at)}: {short(value)}")
         dots.append(f'<circle class="dot" cx="{left:.1f}" cy="{top:.1f}" r="5"><title>{tip}</title></circle>')
     line = f'<path class="line" d="{" ".join(path)}"/>'

@@ -48,7 +48,7 @@ def test_a_line_has_a_dot_for_every_value_that_is_known(points) -> None:
 
 def test_a_line_is_broken_where_nothing_is_known() -> None:
     (line,) = of_class(line_chart([(0, 1), (1, 2), (2, None), (3, 4), (4, 0)], x="s", y="n"), "line")
-    assert re.sub(r"[\d. ]", "", line.get("d") or "") == "MLML"
+    assert re.sub(r"[\d. ]", "", line.get("d") or "") == "MhLMhL"
 
 
 def test_more_is_higher_and_later_is_further_right() -> None:
