@@ -13,7 +13,8 @@ from heapq import merge
 from policy.core import LoadSnapshot
 from policy.cost import step_s
 from policy.lengths import tokens_left
-from policy.predict import Arrival, DecodeLoad, cost_of, room_blocks
+from policy.load_sums import DecodeLoad
+from policy.predict import Arrival, cost_of, room_blocks
 from policy.view import InstanceView
 
 TOKENS_UNKNOWN = 4096

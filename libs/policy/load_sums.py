@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from kvindex.core import InstanceId
 from policy.core import LoadSnapshot, QueuedRequest, RequestId, RunningRequest
 from policy.cost import ASSUMED_COST, prefill_s
 
@@ -11,44 +12,75 @@ RequestKey = tuple[RequestId, int]
 
 
 @dataclass(frozen=True, slots=True)
-class LoadSums:
-    sequences: int
-    """Of running and reserved requests, as a step sees them: the samples of one request are one each."""
+class DecodeLoad:
+    """What a decode will hold once all that is on its way has arrived, and nothing has ended."""
+
+    sequences: int = 0
+    """As a step sees them: the samples of one request are one each."""
+    kv_tokens: int = 0
+    blocks_pending: int = 0
+    """Blocks that requests on their way will need and have not reserved yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Coming:
+    """A queued request as the decode will see it that it is meant for."""
+
+    key: RequestKey
+    decode: InstanceId
+    done_s: float
+    """When its prefill is done, counted from the snapshot."""
     kv_tokens: int
-    """That these hold."""
+    samples: int
+    output_tokens_expected: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class LoadSums:
+    present: DecodeLoad
+    """Running and reserved requests alone."""
     running_keys: frozenset[RequestKey]
     listed_keys: frozenset[RequestKey]
     """Running, queued or ended: what no booking need stand for any more."""
-    computed_s: tuple[float, ...]
-    """For each queued request, when its prefill is done, counted from the snapshot."""
+    coming: tuple[Coming, ...]
+    """All that is queued, in order."""
+    queue_s: float
+    """When the last of it is done, counted from the snapshot."""
     priority_max: int
 
-    @property
-    def queue_s(self) -> float:
-        return self.computed_s[-1] if self.computed_s else 0.0
 
-
-NO_LOAD = LoadSums(0, 0, frozenset(), frozenset(), (), 0)
+NO_LOAD = LoadSums(DecodeLoad(), frozenset(), frozenset(), (), 0.0, 0)
 
 
 def load_sums(load: LoadSnapshot) -> LoadSums:
+    coming = tuple(_coming(load))
     running_keys = frozenset((request.request_id, request.attempt) for request in load.running)
-    queued_keys = {(request.request_id, request.attempt) for request in load.queued}
+    queued_keys = {request.key for request in coming}
     ended_keys = {(request.request_id, request.attempt) for request in load.ended}
     busy: tuple[QueuedRequest | RunningRequest, ...] = (*load.running, *load.queued)
     return LoadSums(
-        sequences=sum(request.samples for request in load.running),
-        kv_tokens=sum(request.kv_tokens for request in load.running),
+        present=DecodeLoad(
+            sequences=sum(request.samples for request in load.running),
+            kv_tokens=sum(request.kv_tokens for request in load.running),
+        ),
         running_keys=running_keys,
         listed_keys=running_keys | queued_keys | ended_keys,
-        computed_s=tuple(_computed_s(load)),
+        coming=coming,
+        queue_s=coming[-1].done_s if coming else 0.0,
         priority_max=max((request.priority for request in busy), default=0),
     )
 
 
-def _computed_s(load: LoadSnapshot) -> Iterator[float]:
+def _coming(load: LoadSnapshot) -> Iterator[Coming]:
     cost = load.cost or ASSUMED_COST
     done_s = 0.0
     for request in load.queued:
         done_s += prefill_s(cost, request.new_tokens, request.prefix_tokens)
-        yield done_s
+        yield Coming(
+            (request.request_id, request.attempt),
+            request.decode,
+            done_s,
+            request.new_tokens + request.prefix_tokens,
+            request.samples,
+            request.output_tokens_expected,
+        )

@@ -8,8 +8,9 @@ from kvindex.core import InstanceId
 from policy.choice import PlacementLimits, Strategy, nearly_least, spread
 from policy.core import ScheduleRequest
 from policy.cost import transfer_s
+from policy.load_sums import DecodeLoad
 from policy.place_prefill import NOTHING_CACHED, Extent, PrefillCandidate
-from policy.predict import DecodeLoad, cost_of, reserved_blocks, step_with_s
+from policy.predict import cost_of, reserved_blocks, step_with_s
 from policy.view import InstanceView
 
 

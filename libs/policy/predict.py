@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from kvindex.core import InstanceId
-from policy.core import CostCoefficients, QueuedRequest
+from policy.core import CostCoefficients
 from policy.cost import ASSUMED_COST, prefill_s, step_s
-from policy.load_sums import RequestKey
+from policy.load_sums import Coming, DecodeLoad, RequestKey
 from policy.view import Booking, ClusterView, InstanceView
 
 
@@ -36,26 +36,29 @@ class Arrival:
 
 
 @dataclass(frozen=True, slots=True)
-class DecodeLoad:
-    """What a decode will hold once all that is on its way has arrived, and nothing has ended."""
-
-    sequences: int = 0
-    """As a step sees them: the samples of one request are one each."""
-    kv_tokens: int = 0
-    blocks_pending: int = 0
-    """Blocks that requests on their way will need and have not reserved yet."""
-
-
-@dataclass(frozen=True, slots=True)
 class Outlook:
     """The view as far as decisions read it, put together once a decision."""
 
+    now_s: float
     backlogs: Mapping[InstanceId, PrefillBacklog]
-    arrivals: Mapping[InstanceId, Sequence[Arrival]]
-    """By decode; one that nothing comes to is left out."""
+    coming: Mapping[InstanceId, Sequence[tuple[float, Coming | Booking]]]
+    """By decode: what is on its way there, and when its prefill is done. One that nothing comes to is left
+    out."""
     loads: Mapping[InstanceId, DecodeLoad]
     priority_max: int
     """Of all requests that the cluster is busy with; at least 0, which is a request's that names none."""
+
+    def arrivals(self, decode: InstanceView) -> list[Arrival]:
+        return [
+            Arrival(
+                max(0.0, done_s - self.now_s),
+                request.kv_tokens,
+                request.samples,
+                request.output_tokens_expected,
+                reserved_blocks(request.kv_tokens, decode.block_tokens, request.samples),
+            )
+            for done_s, request in self.coming.get(decode.instance, ())
+        ]
 
 
 def cost_of(instance: InstanceView) -> CostCoefficients:
@@ -68,33 +71,32 @@ def outlook(view: ClusterView, now_s: float) -> Outlook:
     """Each prefill is a queue of its snapshot's work, then of what was booked, that drains meanwhile."""
     requests: dict[InstanceId, int] = {}
     free_at_s: dict[InstanceId, float] = {}
-    coming: list[tuple[float, QueuedRequest | Booking]] = []
+    coming: list[tuple[float, Coming | Booking]] = []
+    priority_max = 0
     for name, instance in view.instances.items():
-        queued = instance.load.queued if instance.load is not None else ()
-        requests[name] = len(queued)
-        free_at_s[name] = instance.heard_at_s + instance.sums.queue_s
-        done_s = (instance.heard_at_s + computed_s for computed_s in instance.sums.computed_s)
-        coming.extend(zip(done_s, queued, strict=True))
+        sums, heard_at_s = instance.sums, instance.heard_at_s
+        priority_max = max(priority_max, sums.priority_max)
+        if sums.coming:
+            requests[name] = len(sums.coming)
+            free_at_s[name] = heard_at_s + sums.queue_s
+            coming += [(heard_at_s + request.done_s, request) for request in sums.coming]
     for booking in sorted(view.bookings.values(), key=lambda booking: booking.booked_at_s):
-        name = booking.prefill
-        if name in requests:
-            work_s = prefill_s(cost_of(view.instances[name]), booking.new_tokens, booking.prefix_tokens)
-            requests[name] += 1
-            free_at_s[name] = max(free_at_s[name], booking.booked_at_s) + work_s
+        name, booked_at_s = booking.prefill, booking.booked_at_s
+        prefill = view.instances.get(name)
+        if prefill is not None:
+            work_s = prefill_s(cost_of(prefill), booking.new_tokens, booking.prefix_tokens)
+            requests[name] = requests.get(name, 0) + 1
+            free_at_s[name] = max(free_at_s.get(name, prefill.heard_at_s), booked_at_s) + work_s
             coming.append((free_at_s[name], booking))
-    arrivals = _arrivals(view, coming, now_s)
-    return Outlook(
-        backlogs={
-            name: PrefillBacklog(requests[name], max(0.0, free_at_s[name] - now_s)) for name in requests
-        },
-        arrivals=arrivals,
-        loads={name: _load(instance, arrivals.get(name, ())) for name, instance in view.instances.items()},
-        priority_max=max(
-            0,
-            max((instance.sums.priority_max for instance in view.instances.values()), default=0),
-            max((booking.priority for booking in view.bookings.values()), default=0),
-        ),
-    )
+        priority_max = max(priority_max, booking.priority)
+    by_decode = _by_decode(view, coming)
+    backlogs = dict.fromkeys(view.instances, PrefillBacklog())
+    for name, count in requests.items():
+        backlogs[name] = PrefillBacklog(count, max(0.0, free_at_s[name] - now_s))
+    loads = {name: instance.sums.present for name, instance in view.instances.items()}
+    for name, arriving in by_decode.items():
+        loads[name] = _load(view.instances[name], arriving)
+    return Outlook(now_s, backlogs, by_decode, loads, priority_max)
 
 
 def step_with_s(instance: InstanceView, load: DecodeLoad, kv_tokens: int, samples: int = 1) -> float:
@@ -109,7 +111,7 @@ def reserved_blocks(prompt_tokens: int, block_tokens: int, samples: int = 1) -> 
 
 def present_load(instance: InstanceView) -> DecodeLoad:
     """Running and reserved, as its snapshot says; nothing of what is on its way."""
-    return DecodeLoad(instance.sums.sequences, instance.sums.kv_tokens)
+    return instance.sums.present
 
 
 def room_blocks(instance: InstanceView, load: DecodeLoad) -> int:
@@ -120,33 +122,31 @@ def room_blocks(instance: InstanceView, load: DecodeLoad) -> int:
     return snapshot.blocks_free + snapshot.blocks_cached - load.blocks_pending
 
 
-def _arrivals(
-    view: ClusterView, coming: Sequence[tuple[float, QueuedRequest | Booking]], now_s: float
-) -> dict[InstanceId, list[Arrival]]:
-    arrivals: dict[InstanceId, list[Arrival]] = {}
+def _by_decode(
+    view: ClusterView, coming: Sequence[tuple[float, Coming | Booking]]
+) -> dict[InstanceId, list[tuple[float, Coming | Booking]]]:
+    """Without what decode has reserved for already, and each request once."""
+    found: dict[InstanceId, list[tuple[float, Coming | Booking]]] = {}
     counted: set[RequestKey] = set()
-    for done_s, request in coming:
-        decode = view.instances.get(request.decode)
-        key = (request.request_id, request.attempt)
+    for arriving in coming:
+        request = arriving[1]
+        name, key = request.decode, request.key
+        decode = view.instances.get(name)
         if decode is None or key in counted or key in decode.sums.running_keys:
             continue
         counted.add(key)
-        kv_tokens = request.new_tokens + request.prefix_tokens
-        arrivals.setdefault(request.decode, []).append(
-            Arrival(
-                max(0.0, done_s - now_s),
-                kv_tokens,
-                request.samples,
-                request.output_tokens_expected,
-                reserved_blocks(kv_tokens, decode.block_tokens, request.samples),
-            )
-        )
-    return arrivals
+        if name in found:
+            found[name].append(arriving)
+        else:
+            found[name] = [arriving]
+    return found
 
 
-def _load(instance: InstanceView, arrivals: Sequence[Arrival]) -> DecodeLoad:
-    return DecodeLoad(
-        instance.sums.sequences + sum(arrival.samples for arrival in arrivals),
-        instance.sums.kv_tokens + sum(arrival.samples * arrival.kv_tokens for arrival in arrivals),
-        sum(arrival.blocks for arrival in arrivals),
-    )
+def _load(instance: InstanceView, arriving: Sequence[tuple[float, Coming | Booking]]) -> DecodeLoad:
+    present, block_tokens = instance.sums.present, instance.block_tokens
+    sequences, kv_tokens, blocks = present.sequences, present.kv_tokens, 0
+    for _, request in arriving:
+        sequences += request.samples
+        kv_tokens += request.samples * request.kv_tokens
+        blocks += reserved_blocks(request.kv_tokens, block_tokens, request.samples)
+    return DecodeLoad(sequences, kv_tokens, blocks)
