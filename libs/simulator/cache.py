@@ -15,14 +15,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from policy.cost import prefill_s
-from policy.evict import (
-    BlockUse,
-    EvictionCandidate,
-    EvictionOrder,
-    EvictionScale,
-    cost_doubles_at_blocks,
-)
+from policy.evict import BlockUse, EvictionCandidate, EvictionOrder
 from policy.evictable import EvictableBlocks
+from simulator.closed_cache import ClosedCache, eviction_scale
 from simulator.reference_hardware import REFERENCE_COST
 from simulator.trace import TRACE_BLOCK_TOKENS, TracedRequest
 
@@ -84,17 +79,13 @@ def _cache(kind: CacheKind, order: EvictionOrder, capacity_blocks: int) -> "Plai
             return ClosedCache(order, capacity_blocks)
 
 
-def _scale(capacity_blocks: int) -> EvictionScale:
-    return EvictionScale(capacity_blocks, cost_doubles_at_blocks(REFERENCE_COST, TRACE_BLOCK_TOKENS))
-
-
 class PlainCache:
     """Any blocks, each on its own. Its clock ticks at each use of a block."""
 
     def __init__(self, order: EvictionOrder, capacity_blocks: int) -> None:
         self.evicted_blocks = 0
         self._capacity_blocks = capacity_blocks
-        self._evictable = EvictableBlocks(order, _scale(capacity_blocks))
+        self._evictable = EvictableBlocks(order, eviction_scale(capacity_blocks))
         self._uses: dict[int, int] = {}
         """Of each block held. One that goes takes its count with it."""
         self._clock = 0
@@ -112,76 +103,3 @@ class PlainCache:
                 self.evicted_blocks += 1
             self._uses[block_id] = uses
             self._evictable.add(EvictionCandidate(block_id, self._clock, uses, depth_blocks, use))
-
-
-@dataclass(slots=True)
-class _Node:
-    """A block that the closed cache holds."""
-
-    parent: int | None
-    depth_blocks: int
-    use: BlockUse
-    used_at: int = 0
-    uses: int = 0
-    children: int = 0
-
-
-class ClosedCache:
-    """Prefixes, whole from their start. Its clock ticks with each request and each block brought in."""
-
-    def __init__(self, order: EvictionOrder, capacity_blocks: int) -> None:
-        self.evicted_blocks = 0
-        self._capacity_blocks = capacity_blocks
-        self._evictable = EvictableBlocks(order, _scale(capacity_blocks))
-        self._nodes: dict[int, _Node] = {}
-        self._clock = 0
-
-    def hits(self, block_ids: Sequence[int]) -> int:
-        """Leading blocks held. Behind one that is not held none is."""
-        for hits, block_id in enumerate(block_ids):
-            if block_id not in self._nodes:
-                return hits
-        return len(block_ids)
-
-    def use(self, block_ids: Sequence[int], hits: int, use: BlockUse) -> None:
-        """A prompt whose first `hits` blocks are held. The rest comes in, as far as the whole cache is enough
-        for one request. Nothing that the request uses goes."""
-        block_ids = block_ids[: self._capacity_blocks]
-        new = len(block_ids) - hits
-        if hits:
-            # The others have a child and are no candidates.
-            self._evictable.discard(block_ids[hits - 1])
-        self._make_room(new, block_ids[hits - 1] if hits else None)
-        self._clock += 1 + new
-        self._bring_in(block_ids, hits, use)
-        for block_id in block_ids:
-            node = self._nodes[block_id]
-            node.used_at = self._clock
-            node.uses += 1
-            node.use = use
-        if block_ids:
-            self._offer_leaf(block_ids[-1])
-
-    def _make_room(self, blocks: int, kept: int | None) -> None:
-        """For so many; `kept` is the last block in use, all before it have a child."""
-        while len(self._nodes) + blocks > self._capacity_blocks:
-            parent = self._nodes.pop(self._evictable.pop()).parent
-            self.evicted_blocks += 1
-            if parent is not None:
-                self._nodes[parent].children -= 1
-                if parent != kept:
-                    self._offer_leaf(parent)
-
-    def _bring_in(self, block_ids: Sequence[int], first: int, use: BlockUse) -> None:
-        for depth_blocks in range(first, len(block_ids)):
-            parent = block_ids[depth_blocks - 1] if depth_blocks else None
-            if parent is not None:
-                self._nodes[parent].children += 1
-            self._nodes[block_ids[depth_blocks]] = _Node(parent, depth_blocks, use)
-
-    def _offer_leaf(self, block_id: int) -> None:
-        node = self._nodes[block_id]
-        if not node.children:
-            self._evictable.add(
-                EvictionCandidate(block_id, node.used_at, node.uses, node.depth_blocks, node.use)
-            )

@@ -1,0 +1,57 @@
+"""One request on its way through the simulated cluster."""
+
+from array import array
+from dataclasses import dataclass, field
+
+from kvindex.core import InstanceId
+from policy.core import Placement, RequestId
+from simulator.trace import TRACE_BLOCK_TOKENS, TracedRequest
+
+
+def blocks_of(tokens: int) -> int:
+    """Blocks that hold so many tokens, the last one perhaps in part."""
+    return -(-tokens // TRACE_BLOCK_TOKENS)
+
+
+def reserved_blocks(prompt_tokens: int) -> int:
+    """The prompt's blocks and one more (DESIGN §3 step 5)."""
+    return blocks_of(prompt_tokens) + 1
+
+
+@dataclass(slots=True, eq=False)
+class SimulatedRequest:
+    request_id: RequestId
+    index: int
+    arrived_s: float
+    prompt_tokens: int
+    output_tokens: int
+    """At least 1: prefill always samples a token."""
+    output_tokens_max: int
+    block_ids: tuple[int, ...]
+    """Of its full blocks: only those are ever cached."""
+    attempt: int = 0
+    excluded: tuple[InstanceId, ...] = ()
+    placement: Placement | None = None
+    cached_tokens: int = 0
+    first_token_s: float | None = None
+    gaps_s: "array[float]" = field(default_factory=lambda: array("d"))
+    ended: bool = False
+
+    @property
+    def usable_block_ids(self) -> tuple[int, ...]:
+        """What of a cached prefix it can start from: its last token is always computed."""
+        return self.block_ids[: (self.prompt_tokens - 1) // TRACE_BLOCK_TOKENS]
+
+
+def simulated(traced: TracedRequest, index: int, arrived_s: float, seed: int, limit: int) -> SimulatedRequest:
+    """`limit` is what it names as its most tokens, unless its answer is longer."""
+    output_tokens = max(1, traced.output_tokens)
+    return SimulatedRequest(
+        RequestId(f"{seed}-{index}"),
+        index,
+        arrived_s,
+        traced.input_tokens,
+        output_tokens,
+        max(limit, output_tokens),
+        traced.block_ids[: traced.input_tokens // TRACE_BLOCK_TOKENS],
+    )

@@ -1,0 +1,120 @@
+"""What is simulated: how many instances, what each can hold, how decisions are made, and all bounds."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from math import isfinite
+
+from policy.choice import PlacementLimits
+from policy.core import CostCoefficients
+from policy.cost import step_s
+from policy.evict import EvictionOrder
+from simulator.reference_hardware import (
+    HOST_BYTES_PER_S,
+    KV_BYTES_PER_TOKEN,
+    KV_TOKENS_MAX,
+    NODE_BYTES_PER_S,
+    POOL_TOKENS,
+    REFERENCE_COST,
+)
+from simulator.trace import TRACE_BLOCK_TOKENS
+
+INSTANCES_MAX = 1024
+SPEEDUP_MAX = 1000.0
+OUTPUT_TOKENS_LIMIT = 2048
+"""What every request names as its most: a client does not know how long its answer will be. One whose answer
+is longer names that."""
+
+
+class SetupError(Exception):
+    """The cluster cannot be simulated; the text names field and limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeShape:
+    """One instance; every one has the same."""
+
+    cost: CostCoefficients = REFERENCE_COST
+    kv_bytes_per_token: int = KV_BYTES_PER_TOKEN
+    card_bytes_per_s: float = NODE_BYTES_PER_S
+    """Of its network card, each way."""
+    host_bytes_per_s: float = HOST_BYTES_PER_S
+    """From DRAM to where it computes: a cached prefix is brought there layer by layer beside the compute."""
+    layers: int = 80
+    device_blocks: int = KV_TOKENS_MAX // TRACE_BLOCK_TOKENS
+    """KV of what is prefilled, reserved and decoded."""
+    pool_blocks: int = POOL_TOKENS // TRACE_BLOCK_TOKENS
+    """Cached prefixes, in DRAM."""
+    eviction: EvictionOrder = EvictionOrder.LRU
+    prefill_step_tokens_max: int = 8192
+    """Of an instance that only prefills, in one step."""
+    coupled_step_tokens_max: int = 512
+    """Of one that also decodes: how long a chunk keeps a decode waiting."""
+    batch_requests_max: int = 256
+    """Reserved and running ones of a decode."""
+    prefill_requests_max: int = 4
+    """Taken off the queue and not handed over yet."""
+    queue_requests_max: int = 4096
+
+    def __post_init__(self) -> None:
+        measures = asdict(self)
+        del measures["cost"], measures["eviction"]
+        _check_positive(measures)
+        _check_positive({"step_per_request_s and step_fixed_s": step_s(self.cost, 1, 0)})
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterSetup:
+    """`prefill` and `decode` instances, and `coupled` ones that do both."""
+
+    prefill: int = 0
+    decode: int = 0
+    coupled: int = 0
+    node: NodeShape = field(default_factory=NodeShape)
+    placement: PlacementLimits = field(default_factory=PlacementLimits)
+    speedup: float = 1.0
+    ttft_s_max: float = 30.0
+    tbt_s_max: float = 0.1
+    seed: int = 0
+    message_s: float = 0.0005
+    """Any message, from sender to receiver."""
+    load_interval_s: float = 0.1
+    booking_ttl_s: float = 2.0
+    placement_attempts_max: int = 4
+    backoff_s: float = 0.05
+    """Before a second placement, at most; twice that before each next one."""
+    sample_interval_s: float = 10.0
+    """Of the load over time."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.prefill + self.decode + self.coupled <= INSTANCES_MAX:
+            raise SetupError(f"instances: 1 to {INSTANCES_MAX} in all")
+        if not self.coupled and not (self.prefill and self.decode):
+            raise SetupError("instances: without coupled ones there must be both prefill and decode")
+        if not 0 < self.speedup <= SPEEDUP_MAX:
+            raise SetupError(f"speedup: {self.speedup}, above 0 and at most {SPEEDUP_MAX:g}")
+        _check_positive(
+            {
+                "ttft_s_max": self.ttft_s_max,
+                "tbt_s_max": self.tbt_s_max,
+                "load_interval_s": self.load_interval_s,
+                "sample_interval_s": self.sample_interval_s,
+                "placement_attempts_max": self.placement_attempts_max,
+            }
+        )
+        if self.message_s < 0 or self.message_s > self.load_interval_s:
+            raise SetupError(f"message_s: {self.message_s}, at least 0 and at most load_interval_s")
+        if self.node.coupled_step_tokens_max <= self.node.batch_requests_max:
+            raise SetupError(
+                f"coupled_step_tokens_max: {self.node.coupled_step_tokens_max}, must be above "
+                f"batch_requests_max, {self.node.batch_requests_max}"
+            )
+
+    @property
+    def block_bytes(self) -> int:
+        return TRACE_BLOCK_TOKENS * self.node.kv_bytes_per_token
+
+
+def _check_positive(values: Mapping[str, float]) -> None:
+    for name, value in values.items():
+        if not (isfinite(value) and value > 0):
+            raise SetupError(f"{name}: {value}, must be above 0")

@@ -1,0 +1,96 @@
+"""Any small cluster and any small trace: every request ends once, no block is lost, no target is read twice.
+
+`simulate_cluster` itself checks that nothing is left at the end: blocks, flows, readers and requests.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.support.simulated_clusters import ROUND_NODE, round_setup
+from tests.support.traces import trace_of
+
+from policy.choice import AdmissionMode, PlacementLimits, Strategy
+from policy.evict import EvictionOrder
+from simulator.cluster import simulate_cluster
+from simulator.results import summary
+from simulator.setup import ClusterSetup
+from simulator.trace import TracedRequest
+
+pytestmark = pytest.mark.unit
+
+prompts = st.lists(st.integers(0, 1), min_size=1, max_size=6)
+arrivals = st.tuples(prompts, st.integers(0, 700), st.sampled_from([0, 0, 0, 400, 3_000]))
+
+
+@st.composite
+def traces(draw: st.DrawFn) -> list[TracedRequest]:
+    requests = draw(st.lists(arrivals, min_size=1, max_size=14))
+    at_ms, traced = 0, []
+    made = trace_of([prompt for prompt, _, _ in requests], [tokens for _, tokens, _ in requests])
+    for request, (_, _, wait_ms) in zip(made, requests, strict=True):
+        at_ms += wait_ms
+        rest = draw(st.integers(0, 511))
+        traced.append(replace(request, arrived_ms=at_ms, input_tokens=request.input_tokens - rest))
+    return traced
+
+
+@st.composite
+def setups(draw: st.DrawFn) -> ClusterSetup:
+    prefill, decode, coupled = draw(
+        st.sampled_from([(1, 1, 0), (3, 1, 0), (1, 3, 0), (2, 2, 0), (0, 0, 1), (0, 0, 3), (1, 1, 1)])
+    )
+    node = replace(
+        ROUND_NODE,
+        device_blocks=draw(st.sampled_from([9, 12, 40])),
+        pool_blocks=draw(st.sampled_from([1, 7, 40])),
+        eviction=draw(st.sampled_from(EvictionOrder)),
+        prefill_step_tokens_max=draw(st.sampled_from([64, 512, 4096])),
+        prefill_requests_max=draw(st.integers(1, 4)),
+        batch_requests_max=draw(st.integers(1, 8)),
+        queue_requests_max=draw(st.sampled_from([1, 20])),
+    )
+    placement = PlacementLimits(
+        strategy=draw(st.sampled_from(Strategy)), admission=draw(st.sampled_from(AdmissionMode))
+    )
+    return round_setup(
+        prefill=prefill,
+        decode=decode,
+        coupled=coupled,
+        node=node,
+        placement=placement,
+        ttft_s_max=draw(st.sampled_from([2.0, 1000.0])),
+        tbt_s_max=draw(st.sampled_from([0.0125, 1000.0])),
+        message_s=draw(st.sampled_from([0.0, 0.001])),
+        seed=draw(st.integers(0, 3)),
+    )
+
+
+@settings(max_examples=150, deadline=None)
+@given(traces(), setups())
+def test_every_request_ends_once(requests: Sequence[TracedRequest], setup: ClusterSetup) -> None:
+    ended: list[int] = []
+    run = simulate_cluster(requests, setup, ended.append)
+    assert ended == list(range(1, len(requests) + 1))
+    assert [result.index for result in run.results] == list(range(len(requests)))
+    for result, request in zip(run.results, requests, strict=True):
+        assert (result.served is None) == (result.rejected is not None)
+        if result.served is not None:
+            compute_s = (request.input_tokens - result.served.cached_tokens) * 1e-3
+            assert result.served.ttft_s >= compute_s - 1e-9
+            assert 0 <= result.served.cached_tokens < request.input_tokens
+            steps_s = (result.output_tokens - 1) * 0.011
+            assert result.served.done_at_s >= result.arrived_s + result.served.ttft_s + steps_s - 1e-6 or (
+                run.preempted  # A recompute samples a token without a step.
+            )
+    assert all(before.at_s < after.at_s for before, after in zip(run.load, run.load[1:], strict=False))
+    told = summary(run.results, setup.ttft_s_max, setup.tbt_s_max)
+    assert told.served + sum(told.rejected.values()) == len(requests)
+
+
+@settings(max_examples=20, deadline=None)
+@given(traces(), setups())
+def test_the_same_seed_gives_the_same_run(requests: Sequence[TracedRequest], setup: ClusterSetup) -> None:
+    assert simulate_cluster(requests, setup) == simulate_cluster(requests, setup)
