@@ -2,10 +2,12 @@
 
 An ascent settles each of its rises with the pool exactly once, and no block before the thread that writes to
 it has ended. It is a task of its own that nobody cancels: who asked for it may leave at any time, and what
-was on its way is then given back, or kept as a cached block if it is whole.
+was on its way is then given back, or kept as a cached block if it is whole. What a thread hangs on stays
+until it comes back: one block for each thread, and those that it has read before in the same piece.
 """
 
 import asyncio
+import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -65,7 +67,12 @@ class Ascent:
             for number, first in enumerate(range(0, len(rises), piece_blocks))
         ]
         self._pieces_wanted = len(self._pieces)
-        """Looked at by the reading threads."""
+        self._claimed = [0] * len(self._pieces)
+        """How many leading blocks of each piece a thread has written to, or does."""
+        self._claiming = threading.Lock()
+        """Of these two: whoever claims a block sees that nobody wants it any more, or is seen."""
+        self._given_back: set[int] = set()
+        """Blocks that are not this ascent's any more."""
         self._taken: list[int] | None = taken
         self._progress = asyncio.Event()
         self._interested = 1
@@ -89,8 +96,20 @@ class Ascent:
             self._tell_progress()
 
     def give_up(self) -> None:
-        """Read nothing more; what is whole by then is still stored."""
-        self._pieces_wanted = 0
+        """Read nothing more; what is whole by then is still stored, and what nobody writes to given back: the
+        thread that is waited for may hang."""
+        with self._claiming:
+            self._pieces_wanted = 0
+        staying = self._staying()
+        left, self._left = self._left, deque()
+        for rise in left:
+            if rise.block_id in staying:
+                self._left.append(rise)
+            else:
+                self._given_back.add(rise.block_id)
+                self._not_rising(rise)
+                self._shared.pool.rise_failed(rise, lost=False)
+        self._tell_progress()
 
     def leave(self) -> None:
         """The owner has what it got; what is stored from now on is nobody's."""
@@ -117,14 +136,15 @@ class Ascent:
             read = await self._read_piece(piece)
             if read.good < len(piece.rises):
                 # What comes after it cannot be stored; what came before it may still be on its way.
-                self._pieces_wanted = min(self._pieces_wanted, piece.number)
+                with self._claiming:
+                    self._pieces_wanted = min(self._pieces_wanted, piece.number)
             piece.read.set_result(read)
 
     async def _read_piece(self, piece: _Piece) -> _PieceRead:
         if not self._is_wanted(piece):
             return _PieceRead(0)
         shared = self._shared
-        work = partial(_read, shared.stores, shared.arena, piece.rises, partial(self._is_wanted, piece))
+        work = partial(_read, shared.stores, shared.arena, piece.rises, partial(self._claim, piece))
         try:
             return await shared.threads.run(work)
         except Exception as error:
@@ -133,6 +153,27 @@ class Ascent:
 
     def _is_wanted(self, piece: _Piece) -> bool:
         return piece.number < self._pieces_wanted
+
+    def _claim(self, piece: _Piece, place: int) -> bool:
+        """In a thread: the block at that place of the piece is written to from now on. False: not wanted."""
+        with self._claiming:
+            if not self._is_wanted(piece):
+                return False
+            self._claimed[piece.number] = place + 1
+            return True
+
+    def _staying(self) -> set[int]:
+        """Blocks of what was read in one go from the start, and those that threads write to."""
+        block_ids: set[int] = set()
+        unbroken = True
+        for piece in self._pieces:
+            if not piece.read.done():
+                unbroken = False
+                block_ids.update(rise.block_id for rise in piece.rises[: self._claimed[piece.number]])
+            elif unbroken:
+                unbroken = piece.read.result().good == len(piece.rises)
+                block_ids.update(rise.block_id for rise in piece.rises)
+        return block_ids
 
     async def _store_in_order(self) -> None:
         """Store what is read, as far as it is good; all that is read by now goes to `loaded` together."""
@@ -144,7 +185,7 @@ class Ascent:
             error: Exception | None = None
             while place < len(self._pieces) and self._pieces[place].read.done() and not broken:
                 piece = self._pieces[place]
-                read = piece.read.result()
+                read = self._still_ours(piece)
                 whole += piece.rises[: read.good]
                 broken, error = read.good < len(piece.rises), read.error
                 place += 1
@@ -154,6 +195,14 @@ class Ascent:
                 self._failed(error)
             if broken:
                 return
+
+    def _still_ours(self, piece: _Piece) -> _PieceRead:
+        """What was read of a piece, up to the first block that was given back."""
+        read = piece.read.result()
+        for place, rise in enumerate(piece.rises[: read.good + 1]):
+            if rise.block_id in self._given_back:
+                return _PieceRead(place)
+        return read
 
     async def _store(self, rises: Sequence[Rise]) -> bool:
         """Whether all could be."""
@@ -194,9 +243,12 @@ class Ascent:
     def _settled(self) -> Rise:
         """The first of those that are left, which the pool is to be told of now."""
         rise = self._left.popleft()
+        self._not_rising(rise)
+        return rise
+
+    def _not_rising(self, rise: Rise) -> None:
         if self._shared.rising.get(rise.block_hash) is self:
             del self._shared.rising[rise.block_hash]
-        return rise
 
     def _tell_progress(self) -> None:
         self._progress.set()
@@ -204,11 +256,11 @@ class Ascent:
 
 
 def _read(
-    stores: Mapping[Tier, BlockStore], arena: Arena, rises: Sequence[Rise], is_wanted: Callable[[], bool]
+    stores: Mapping[Tier, BlockStore], arena: Arena, rises: Sequence[Rise], claim: Callable[[int], bool]
 ) -> _PieceRead:
-    """In a thread."""
+    """In a thread. `claim(place)`: whether the block at that place may be written to."""
     for good, rise in enumerate(rises):
-        if not is_wanted():
+        if not claim(good):
             return _PieceRead(good)
         try:
             stores[rise.tier].read(rise.slot, rise.block_hash, arena.block(rise.block_id))

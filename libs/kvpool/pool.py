@@ -246,7 +246,7 @@ class BlockPool:
     def begin_rise(self, hashes: Sequence[BlockHash], blocks_max: int | None = None) -> tuple[Rise, ...]:
         """Copies to read up, for the blocks of the chain `hashes` from `match(hashes)` on: as many as lie
         below and as there are blocks for now. Each pins its slot, and its fresh block for the caller, until
-        it is reported by `risen` or `rise_failed`, in this order."""
+        it is reported by `risen`, in this order, or by `rise_failed`."""
         start = self.match(hashes)
         sources = self._rises.sources(hashes, start, blocks_max)
         prefix = self._compute.tree.get(hashes[start - 1]) if start and sources else None

@@ -137,7 +137,7 @@ async def test_a_bad_copy_ends_the_rise_there_and_is_forgotten_with_what_hangs_o
         world.pool.release(block_ids)
 
 
-async def test_at_the_deadline_it_returns_what_is_there_and_gives_back_the_rest_when_the_reads_end():
+async def test_at_the_deadline_it_gives_back_all_but_what_is_being_read_and_that_when_the_read_ends():
     async with TierWorld(limits=replace(LIMITS, read_threads=1)) as world:
         await world.sink(A)
         world.ssd.reads.shut()
@@ -145,12 +145,12 @@ async def test_at_the_deadline_it_returns_what_is_there_and_gives_back_the_rest_
         await eventually(lambda: world.ssd.reads.waiting)
         assert await rise == []
         assert world.mover.counters.late_rises == 1
-        # The thread is still at its block: none of the six may be anybody else's.
+        # The thread is still at its block, which may not be anybody else's.
         assert world.ssd.reads.waiting == 1
-        assert world.pool.available() == 2
-        others = world.pool.allocate(2)
+        assert world.pool.available() == 7
+        others = world.pool.allocate(7)
         world.ssd.reads.open()
-        await eventually(lambda: world.pool.available() == 6)
+        await eventually(lambda: world.pool.available() == 1)
         assert world.ssd.reads.passed == 1
         # What was read in full is good, and is kept.
         assert world.pool.match(A) == 1
@@ -188,7 +188,7 @@ async def test_a_cancelled_rise_leaves_nothing_pinned():
         rise.cancel()
         with pytest.raises(asyncio.CancelledError):
             await rise
-        assert world.pool.stats().in_use == 6
+        assert world.pool.stats().in_use == 2
         world.ssd.reads.open()
         await eventually(world.all_is_free)
         assert world.ssd.reads.passed == 2
@@ -379,6 +379,50 @@ async def test_no_more_threads_read_than_allowed():
         for rise in rises:
             world.pool.release(await rise)
         assert world.ssd.reads.waiting_max == 3
+
+
+@pytest.mark.parametrize("pieces_of", [1, 3, 6])
+async def test_a_disk_that_hangs_keeps_no_block_but_those_that_are_written_to(pieces_of):
+    limits = replace(LIMITS, read_threads=2, piece_bytes=pieces_of * BLOCK_BYTES)
+    async with TierWorld(blocks=8, limits=limits) as world:
+        await world.sink(A)
+        world.ssd.reads.shut()
+        assert await world.mover.rise(A, 0.05) == []
+        threads = min(2, len(A) // pieces_of)
+        assert world.pool.stats().in_use == world.ssd.reads.waiting == threads
+        others = world.hold(chain("others", 8 - threads))
+        world.ssd.reads.open()
+        await eventually(lambda: world.pool.stats().in_use == len(others))
+        world.check_content(others, chain("others", 8 - threads))
+        world.pool.release(others)
+        world.pool.check_integrity()
+        block_ids = await world.mover.rise(A, LONG_S)
+        held = world.pool.acquire(A)
+        world.check_content(held, A)
+        assert len(held) == len(A)
+        world.pool.release(block_ids + held)
+
+
+async def test_what_lies_behind_a_read_that_hangs_is_given_back_and_not_stored_when_it_ends():
+    limits = replace(LIMITS, read_threads=2)
+    async with TierWorld(blocks=8, limits=limits) as world:
+        await world.sink(A)
+        goes_on = threading.Event()
+        first = next(slot for slot, held in world.ssd.disk.held.items() if held[0] == A[0])
+        last = next(slot for slot, held in world.ssd.disk.held.items() if held[0] == A[5])
+        world.ssd.fails_read = lambda slot: slot == last or (slot == first and not goes_on.wait(LONG_S))
+        rise = asyncio.create_task(world.mover.rise(A, 0.3))
+        await eventually(lambda: world.ssd.reads.passed == 6)
+        assert world.pool.stats().in_use == 6
+        assert await rise == []
+        assert world.pool.stats().in_use == 1
+        others = world.hold(chain("others", 7))
+        goes_on.set()
+        await eventually(lambda: world.pool.match(A) == 1)
+        assert world.pool.stats().in_use == 7
+        assert counters(world).unreadable_blocks == 0
+        world.check_content(others, chain("others", 7))
+        world.pool.release(others)
 
 
 async def test_nobody_begins_to_wait_for_a_disk_that_hangs():
