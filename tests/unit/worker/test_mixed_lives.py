@@ -125,6 +125,8 @@ async def test_whatever_happens_nothing_hangs_and_nothing_is_held_at_the_end(
     prefixes: int,
 ) -> None:
     """With few blocks they are fought for; with many prefixes most of one is to be had from elsewhere."""
+    # Nobody registers as the gateway: on a slow machine it would be taken for lost, and nothing be told.
+    monkeypatch.setattr("worker.app.GATEWAY_GRACE_S", 600.0)
     monkeypatch.setattr("worker.fetch_plan.FETCH_S_MIN", 0.3)
     monkeypatch.setattr("worker.avoided_sources.SOURCE_AVOIDED_S", 0.2)
     monkeypatch.setattr("worker.avoided_sources.SILENT_SOURCE_AVOIDED_S", 0.05)
