@@ -66,11 +66,17 @@ def nearly_least(
     target_s: float,
 ) -> list[CandidateT]:
     """The equals of the best. One that misses the target is no equal of one that meets it."""
-    least_s = min(value_s(candidate) for candidate in candidates)
-    bound_s = least_s + max(limits.tie_s, least_s * limits.tie_fraction)
+    values_s = [value_s(candidate) for candidate in candidates]
+    least_s = min(values_s)
+    bound_s = equals_bound_s(least_s, limits)
     if least_s <= target_s:
         bound_s = min(bound_s, target_s)
-    return [candidate for candidate in candidates if value_s(candidate) <= bound_s]
+    return [candidate for candidate, one_s in zip(candidates, values_s, strict=True) if one_s <= bound_s]
+
+
+def equals_bound_s(least_s: float, limits: PlacementLimits) -> float:
+    """What is predicted up to here counts as equal to `least_s`; it grows with it."""
+    return least_s + max(limits.tie_s, least_s * limits.tie_fraction)
 
 
 def spread(request_id: RequestId, instance: InstanceId) -> int:

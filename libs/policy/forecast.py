@@ -17,6 +17,8 @@ from policy.load_sums import DecodeLoad
 from policy.predict import Arrival, cost_of, room_blocks
 from policy.view import InstanceView
 
+_BEGINS, _ENDS = 1, 2
+"""Of a stay, in the order in which they count at one instant."""
 TOKENS_UNKNOWN = 4096
 """Stay of a request on its way of which nothing is expected, in tokens: beyond most horizons."""
 
@@ -109,13 +111,13 @@ def _loads(
 ) -> Iterator[tuple[float, int, int]]:
     """(time, sequences, KV tokens) wherever the load is highest before it falls: whenever a stay ends,
     that one still there, and at `until_s`. Between two such times it only grows."""
-    begins = ((stay.begins_s, 1, stay) for stay in sorted(stays, key=lambda stay: stay.begins_s))
-    ends = ((stay.ends_s, 2, stay) for stay in sorted(stays, key=lambda stay: stay.ends_s))
+    begins = ((stay.begins_s, _BEGINS, stay) for stay in sorted(stays, key=lambda stay: stay.begins_s))
+    ends = ((stay.ends_s, _ENDS, stay) for stay in sorted(stays, key=lambda stay: stay.ends_s))
     sequences, kv_tokens, begun_s = 0, 0, 0.0
     for at_s, kind, stay in merge(begins, ends, key=lambda event: event[:2]):
-        if at_s > until_s:
+        if at_s > until_s or (at_s == until_s and kind == _ENDS):
             break
-        if kind == 1:
+        if kind == _BEGINS:
             sequences += stay.sequences
             kv_tokens += stay.kv_tokens
             begun_s += stay.sequences * stay.begins_s

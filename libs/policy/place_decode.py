@@ -9,8 +9,8 @@ from policy.choice import PlacementLimits, Strategy, nearly_least, spread
 from policy.core import ScheduleRequest
 from policy.cost import transfer_s
 from policy.load_sums import DecodeLoad
-from policy.place_prefill import NOTHING_CACHED, Extent, PrefillCandidate
-from policy.predict import cost_of, reserved_blocks, step_with_s
+from policy.place_prefill import Extent, PrefillCandidate
+from policy.predict import cost_of, step_with_s
 from policy.view import InstanceView
 
 
@@ -35,15 +35,31 @@ def decode_candidates(
     extents: Mapping[InstanceId, Extent],
 ) -> list[DecodeCandidate]:
     return [
-        DecodeCandidate(
-            instance=instance,
-            load=loads[instance.instance],
-            step_s=step_with_s(instance, loads[instance.instance], request.prompt_tokens, request.samples),
-            send_s=_send_s(instance, prefill, request, extents),
-            blocks=_blocks_to_find(instance, request, extents),
-        )
+        _candidate(instance, loads[instance.instance], prefill, request, extents.get(instance.instance))
         for instance in decodes
     ]
+
+
+def _candidate(
+    decode: InstanceView,
+    load: DecodeLoad,
+    prefill: PrefillCandidate,
+    request: ScheduleRequest,
+    cached: Extent | None,
+) -> DecodeCandidate:
+    # What it can decode on without reading it back: blocks on SSD take room and are sent like others.
+    held_blocks = 0 if cached is None else cached.memory_blocks
+    prompt_blocks = -(-request.prompt_tokens // decode.block_tokens)
+    sent_bytes = max(0, prompt_blocks - held_blocks) * decode.block_bytes
+    is_own = decode.instance == prefill.instance.instance
+    return DecodeCandidate(
+        decode,
+        load,
+        step_with_s(decode, load, request.prompt_tokens, request.samples),
+        0.0 if is_own else transfer_s(cost_of(prefill.instance), sent_bytes),
+        # Decode counts again when it reserves.
+        max(0, prompt_blocks - held_blocks) + request.samples,
+    )
 
 
 def choose_decode(
@@ -67,29 +83,3 @@ def choose_decode(
         least = min(candidate.load.sequences for candidate in equals)
         equals = own or [candidate for candidate in equals if candidate.load.sequences == least]
     return min(equals, key=lambda candidate: spread(request.request_id, candidate.instance.instance))
-
-
-def _send_s(
-    decode: InstanceView,
-    prefill: PrefillCandidate,
-    request: ScheduleRequest,
-    extents: Mapping[InstanceId, Extent],
-) -> float:
-    if decode.instance == prefill.instance.instance:
-        return 0.0
-    prompt_blocks = -(-request.prompt_tokens // decode.block_tokens)
-    sent_blocks = prompt_blocks - min(_held_blocks(decode, extents), prompt_blocks)
-    return transfer_s(cost_of(prefill.instance), sent_blocks * decode.block_bytes)
-
-
-def _blocks_to_find(
-    instance: InstanceView, request: ScheduleRequest, extents: Mapping[InstanceId, Extent]
-) -> int:
-    """Decode counts again when it reserves."""
-    needed = reserved_blocks(request.prompt_tokens, instance.block_tokens, request.samples)
-    return needed - min(_held_blocks(instance, extents), needed - request.samples)
-
-
-def _held_blocks(decode: InstanceView, extents: Mapping[InstanceId, Extent]) -> int:
-    """What it can decode on without reading it back: blocks on SSD take room and are sent like others."""
-    return extents.get(decode.instance, NOTHING_CACHED).memory_blocks

@@ -184,7 +184,7 @@ def _sources(
 ) -> list[Source]:
     """Whose blocks may be read, longest prefix first; one more than are considered, since nobody reads
     from itself. Requests take equals in different orders, so that none serves all."""
-    usable = (
+    usable = [
         Source(name, extent, extent.ends(), cost_of(instance))
         for name, extent in extents.items()
         if extent.blocks > 0
@@ -193,15 +193,35 @@ def _sources(
         and name not in request.excluded
         and not instance.draining
         and not silent(instance, limits, now_s)
-    )
+    ]
     return nsmallest(
         SOURCES_MAX + 1,
-        usable,
+        _undominated(usable),
         key=lambda source: (
             -source.extent.blocks,
             -source.extent.memory_blocks,
             spread(request.request_id, source.name),
         ),
+    )
+
+
+def _undominated(sources: Sequence[Source]) -> Iterable[Source]:
+    """Without those that have less, and are not quicker, than the one with most in memory.
+
+    Reading from that one or from nobody is never slower: between its end and an own prefix's the time is
+    least at one of the two. And that one itself has no use for those that have less.
+    """
+    if not sources:
+        return ()
+    most = max(sources, key=lambda source: source.extent.memory_blocks)
+    blocks, fixed_s = most.extent.memory_blocks, most.cost.transfer_fixed_s
+    bytes_per_s = most.cost.transfer_bytes_per_s
+    return (
+        source
+        for source in sources
+        if source.extent.blocks >= blocks
+        or source.cost.transfer_fixed_s < fixed_s
+        or source.cost.transfer_bytes_per_s > bytes_per_s
     )
 
 

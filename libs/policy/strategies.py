@@ -17,7 +17,7 @@ share the load by the request's name, the same in every conductor.
 from collections.abc import Callable, Mapping
 from math import inf
 
-from policy.choice import Strategy, nearly_least, spread
+from policy.choice import Strategy, equals_bound_s, nearly_least, spread
 from policy.place_prefill import (
     NOTHING_CACHED,
     PrefillCandidate,
@@ -65,8 +65,7 @@ def kvcache_centric(question: PrefillQuestion) -> PrefillCandidate:
 
 def joint(question: PrefillQuestion) -> PrefillCandidate:
     """The soonest first token over all ways; among equals the fewest requests, then the least to move."""
-    ways = [way_with(question, instance) for instance in question.prefills]
-    equals = nearly_least(ways, lambda way: way.ttft_s, question.limits, question.ttft_s_max)
+    equals = nearly_least(_soonest(question), lambda way: way.ttft_s, question.limits, question.ttft_s_max)
     requests_min = min(way.backlog.requests for way in equals)
     equals = [way for way in equals if way.backlog.requests == requests_min]
     return _least(question, equals, lambda way: way.fetch_s, inf)
@@ -79,6 +78,21 @@ STRATEGIES: Mapping[Strategy, PrefillChoice] = {
     Strategy.KVCACHE_CENTRIC: kvcache_centric,
     Strategy.JOINT: joint,
 }
+
+
+def _soonest(question: PrefillQuestion) -> list[PrefillCandidate]:
+    """The cheapest ways of all instances that could be equals of the best: shortest queue first, until a
+    queue alone takes longer."""
+    backlogs = question.backlogs
+    ways: list[PrefillCandidate] = []
+    bound_s = inf
+    for instance in sorted(question.prefills, key=lambda one: backlogs[one.instance].wait_s):
+        if backlogs[instance.instance].wait_s > bound_s:
+            break
+        way = way_with(question, instance)
+        bound_s = min(bound_s, equals_bound_s(way.ttft_s, question.limits))
+        ways.append(way)
+    return ways
 
 
 def _looks_further(question: PrefillQuestion, instance: InstanceView) -> bool:

@@ -24,7 +24,7 @@ from tests.support.views import (
 )
 
 from kvindex.core import InstanceId, InstanceMatch
-from policy.choice import PlacementLimits
+from policy.choice import PlacementLimits, Strategy
 from policy.core import CostCoefficients, InstanceState, Placement, Rejection, RejectReason, Role
 from policy.place import place
 from policy.predict import reserved_blocks
@@ -83,11 +83,15 @@ class TestStudyNoteExample:
         assert won.predicted_ttft_ms == pytest.approx(ttft_s * 1e3)
         assert (won.prefill, won.source, won.prefix_blocks) == (name, P1, 1200)
 
-    def test_p1_and_d2_win_within_the_targets(self):
+    @pytest.mark.parametrize(
+        "strategy", [Strategy.CACHE_AWARE, Strategy.KVCACHE_CENTRIC, Strategy.JOINT], ids=str
+    )
+    def test_p1_and_d2_win_within_the_targets(self, strategy):
+        limits = PlacementLimits(strategy=strategy)
         prefills = (self.prefill_queued_for_half_a_second(name) for name, _, _ in self.HELD)
         matches = tuple(match(InstanceId(name), blocks) for name, blocks, _ in self.HELD if blocks)
         asked = request(prompt_tokens=32768, ttft_ms_max=10_000, tbt_ms_max=100)
-        won = placed(place(view_of(*prefills, *self.decodes()), asked, matches, LIMITS, now_s=0.0))
+        won = placed(place(view_of(*prefills, *self.decodes()), asked, matches, limits, now_s=0.0))
         assert (won.prefill, won.decode, won.source, won.prefix_blocks) == ("p1", "d2", "p1", 1200)
 
     def test_the_others_alone_are_rejected(self):

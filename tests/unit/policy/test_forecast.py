@@ -1,0 +1,105 @@
+"""The load of a decode over time, against counting it at every instant."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.support.views import COST, decode, running
+
+from policy.core import CostCoefficients
+from policy.cost import step_s
+from policy.forecast import Forecast, Stay, drains_at_s, forecast, room_at_blocks, step_peak_s
+from policy.predict import Arrival, DecodeLoad
+
+pytestmark = pytest.mark.unit
+
+PER_SEQUENCE = CostCoefficients(0.0, 1e-3, 0.0, 0.0, 0.01, 0.0, 0.0, 1e9)
+"""A step takes 10 ms a sequence: what is predicted counts sequences."""
+INSTANCE = decode("d1", free=100, cost=PER_SEQUENCE)
+
+
+def stay(begins_s: float, ends_s: float, sequences: int = 1, kv_tokens: int = 0, blocks: int = 10) -> Stay:
+    return Stay(begins_s, ends_s, sequences, kv_tokens, blocks)
+
+
+def seen(present=(), coming=(), pace_s: float = 0.1, instance=INSTANCE) -> Forecast:
+    return Forecast(instance, tuple(present), tuple(coming), pace_s)
+
+
+class TestPeak:
+    def test_who_ends_before_and_who_comes_after_is_not_met(self):
+        known = seen(present=[stay(0, 5), stay(0, 5)], coming=[stay(20, 30)])
+        assert step_peak_s(known, stay(6, 15)) == pytest.approx(0.01)
+        assert step_peak_s(known, stay(4, 15)) == pytest.approx(0.03)
+        assert step_peak_s(known, stay(6, 25)) == pytest.approx(0.02)
+
+    def test_prefills_that_end_together_make_a_surge(self):
+        """The note: many prefills done at once; a snapshot of now shows an idle decode."""
+        known = seen(coming=[stay(9.5 + i / 10, 60) for i in range(10)])
+        assert step_peak_s(known, stay(10, 50)) == pytest.approx(0.11)
+
+    def test_samples_are_sequences(self):
+        assert step_peak_s(seen(present=[stay(0, 9, sequences=4)]), stay(1, 5, sequences=2)) == 0.06
+
+    def test_kv_grows_by_a_token_a_step(self):
+        per_token = replace(PER_SEQUENCE, step_per_request_s=0.0, step_per_kv_token_s=1e-3)
+        known = seen(present=[stay(0, 99, kv_tokens=100)], instance=decode("d1", cost=per_token))
+        assert step_peak_s(known, stay(10, 20, kv_tokens=50)) == pytest.approx((100 + 200 + 50 + 100) * 1e-3)
+
+
+class TestRoom:
+    def test_what_ended_by_then_has_given_back_and_what_comes_has_taken(self):
+        known = seen(present=[stay(0, 5, blocks=30)], coming=[stay(2, 8, blocks=40), stay(3, 4, blocks=7)])
+        assert [room_at_blocks(known, at_s) for at_s in (0, 4.5, 5, 9)] == [53, 60, 90, 130]
+
+
+class TestDrain:
+    def test_the_first_end_after_which_step_and_blocks_fit(self):
+        known = seen(present=[stay(0, 5), stay(0, 7), stay(0, 9)])
+        joining = stay(1, 2, blocks=110)
+        assert drains_at_s(known, joining, tbt_s_max=0.1) == 5, "ten more blocks"
+        assert drains_at_s(known, joining, tbt_s_max=0.02) == 7
+        assert drains_at_s(known, replace(joining, blocks=125), tbt_s_max=0.1) == 9
+
+    def test_where_it_never_fits_the_last_end(self):
+        assert drains_at_s(seen(present=[stay(0, 5)]), stay(0, 1, blocks=1000), 0.1) == 5
+        assert drains_at_s(seen(), stay(0, 1), 0.001) == 0.0
+
+
+class TestOfAnInstance:
+    def test_running_ends_when_its_expected_tokens_have_come(self):
+        told = replace(running("a"), output_tokens=10, output_tokens_max=64, output_tokens_expected=30)
+        known = forecast(decode("d1", told, cost=PER_SEQUENCE), DecodeLoad(2, 100), (), now_s=0.0)
+        assert known.pace_s == pytest.approx(0.02)
+        assert [s.ends_s for s in known.present] == [pytest.approx(20 * 0.02)]
+
+    def test_time_since_the_snapshot_counts(self):
+        told = replace(running("a"), output_tokens=10, output_tokens_expected=30)
+        instance = decode("d1", told, cost=PER_SEQUENCE, heard_at_s=100.0)
+        later = forecast(instance, DecodeLoad(2, 100), (), now_s=100.3)
+        assert later.present[0].ends_s == pytest.approx(0.1)
+        assert forecast(instance, DecodeLoad(2, 100), (), now_s=109.0).present[0].ends_s == 0.0
+
+    def test_arrivals_begin_when_their_prefill_is_done(self):
+        known = forecast(INSTANCE, DecodeLoad(1, 0), [Arrival(4.0, 160, 2, 100, 12)], now_s=0.0)
+        assert known.coming == [Stay(4.0, pytest.approx(4.0 + 100 * 0.01), 2, 320, 12)]
+
+
+TIMES = st.integers(0, 20).map(float)
+
+
+@given(st.lists(st.tuples(TIMES, TIMES, st.integers(1, 3), st.integers(0, 50)), max_size=8), TIMES, TIMES)
+def test_the_peak_is_what_counting_every_instant_finds(drawn, begins_s, stays_s):
+    others = [stay(at, at + length, n, kv) for at, length, n, kv in drawn]
+    own = stay(begins_s, begins_s + stays_s, kv_tokens=5)
+    known = Forecast(decode("d1", cost=COST), others, (), pace_s=0.5)
+    peak_s = step_peak_s(known, own)
+    grid = [own.begins_s + tick * 0.25 for tick in range(int(stays_s / 0.25) + 1)]
+    for at_s in grid:
+        there = [own, *(other for other in others if other.begins_s <= at_s < other.ends_s)]
+        kv_tokens = sum(other.kv_tokens + other.sequences * (at_s - other.begins_s) / 0.5 for other in there)
+        assert step_s(COST, sum(other.sequences for other in there), int(kv_tokens)) <= peak_s + 1e-6
+    everybody = [own, *others]
+    bound = sum(other.kv_tokens + other.sequences * 80 for other in everybody)
+    assert peak_s <= step_s(COST, sum(other.sequences for other in everybody), bound)
