@@ -126,10 +126,11 @@ class TierMover:
             reached = first + len(taken)
             if reached >= len(hashes) or self._pool.match(hashes) < reached:
                 return
+            if not self._may_wait():
+                return
             bringing = self._shared.rising.get(hashes[reached])
             if bringing is None:
-                if self._may_read():
-                    await self._ascend(hashes, len(hashes) - reached, taken)
+                await self._ascend(hashes, len(hashes) - reached, taken)
                 return
             last = reached
             while last + 1 < len(hashes) and self._shared.rising.get(hashes[last + 1]) is bringing:
@@ -145,8 +146,8 @@ class TierMover:
             self._pool.release(block_ids[:reached])
             taken += block_ids[reached:]
 
-    def _may_read(self) -> bool:
-        """Not while the disk hangs: everybody would wait for their deadline."""
+    def _may_wait(self) -> bool:
+        """Not while the disk hangs, be it for what another reads: everybody would wait for their deadline."""
         if self._reads.busy_s() <= self._limits.stall_s:
             return True
         self.counters.stalled_rises += 1
