@@ -6,7 +6,8 @@ block after the same blocks; that is checked, as all else here rests on it. Othe
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import count, islice
 from pathlib import Path
 from typing import BinaryIO
 
@@ -51,6 +52,14 @@ def read_trace(path: Path) -> list[TracedRequest]:
 def distinct_blocks(requests: Iterable[TracedRequest]) -> int:
     """What a cache holds in the end that never gives up a block."""
     return len({block_id for request in requests for block_id in request.block_ids})
+
+
+def without_reuse(requests: Iterable[TracedRequest]) -> list[TracedRequest]:
+    """The same requests with prompts that share nothing."""
+    block_ids = count()
+    return [
+        replace(request, block_ids=tuple(islice(block_ids, len(request.block_ids)))) for request in requests
+    ]
 
 
 def parse_trace(lines: Iterable[bytes], name: str) -> Iterator[TracedRequest]:

@@ -1,6 +1,6 @@
 """`moonpool simulate NAME`: what policies would do, without a cluster."""
 
 from moonpool.arguments import CommandGroup
-from moonpool.simulations import cache
+from moonpool.simulations import cache, cluster
 
-GROUP = CommandGroup("simulate", "try policies on a trace, without a cluster", (cache.COMMAND,))
+GROUP = CommandGroup("simulate", "try policies on a trace, without a cluster", (cache.COMMAND, cluster.COMMAND))

@@ -1,0 +1,42 @@
+"""How far a simulation is: one line on a terminal, nothing anywhere else."""
+
+from time import monotonic
+from types import TracebackType
+from typing import TextIO
+
+INTERVAL_S = 0.2
+ERASE_LINE = "\r\x1b[K"
+
+
+class TerminalProgress:
+    """Used in a `with`; leaves the line empty."""
+
+    def __init__(self, total: int, what: str, out: TextIO) -> None:
+        self._total = total
+        self._what = what
+        self._out = out
+        self._terminal = out.isatty()
+        self._began_s = self._shown_at_s = monotonic()
+
+    def __enter__(self) -> "TerminalProgress":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._terminal:
+            print(ERASE_LINE, end="", file=self._out, flush=True)
+
+    def show(self, done: int) -> None:
+        """So many of all; written at most every INTERVAL_S."""
+        if not self._terminal:
+            return
+        now_s = monotonic()
+        if now_s - self._shown_at_s >= INTERVAL_S:
+            self._shown_at_s = now_s
+            share, elapsed_s = done / self._total, now_s - self._began_s
+            line = f"{done} of {self._total} {self._what} ({share:.0%}), {elapsed_s:.0f} s"
+            print(ERASE_LINE + line, end="", file=self._out, flush=True)

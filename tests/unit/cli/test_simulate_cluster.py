@@ -1,0 +1,173 @@
+"""`moonpool simulate cluster`: what it prints, and what it refuses."""
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+from moonpool.__main__ import main
+from moonpool.simulations.progress import INTERVAL_S, TerminalProgress
+
+pytestmark = pytest.mark.unit
+
+REQUESTS = (
+    {"timestamp": 5_000, "input_length": 1024, "output_length": 5, "hash_ids": [0, 1]},
+    {"timestamp": 9_000, "input_length": 1600, "output_length": 1, "hash_ids": [0, 1, 2, 3]},
+)
+KEYS = [
+    "trace",
+    "prefill",
+    "decode",
+    "coupled",
+    "policy",
+    "admission",
+    "speedup",
+    "model",
+    "efficiency",
+    "reuse",
+    "seed",
+    "pool_tokens",
+    "ttft_s_max",
+    "tbt_s_max",
+    "requests",
+    "served",
+    "rejected",
+    "in_targets",
+    "ttft_in_target",
+    "tbt_in_target",
+    "duration_s",
+    "goodput_per_s",
+    "ttft_s",
+    "tbt_s",
+    "hit_rate",
+    "preempted",
+    "evicted_blocks",
+    "moved_bytes",
+    "busy",
+    "events",
+    "load",
+]
+RESULT_KEYS = [
+    "index",
+    "arrived_s",
+    "prompt_tokens",
+    "output_tokens",
+    "attempts",
+    "rejected",
+    "ttft_s",
+    "tbt_s",
+    "done_at_s",
+    "prefill",
+    "decode",
+    "cached_tokens",
+]
+MESSAGES_S = 6 * 0.0005
+"""Of a request from its arrival to its first token."""
+
+
+@pytest.fixture
+def words(tmp_path: Path) -> list[str]:
+    path = tmp_path / "trace.jsonl"
+    path.write_text("\n".join(map(json.dumps, REQUESTS)))
+    return ["simulate", "cluster", "--trace", str(path), "--prefill", "2", "--decode", "1"]
+
+
+def printed(words, capsys):
+    assert main([*words, "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    return json.loads(out)
+
+
+def test_json_is_one_object_with_the_documented_keys(words, capsys):
+    found = printed(words, capsys)
+    assert list(found) == KEYS
+    assert (found["prefill"], found["decode"], found["coupled"]) == (2, 1, 0)
+    assert (found["policy"], found["admission"], found["model"]) == ("joint", "predictive", "llama2-70b-a800")
+    assert (found["requests"], found["served"], found["rejected"]) == (2, 2, {})
+    # 1,024 of 2,624 prompt tokens.
+    assert found["hit_rate"] == pytest.approx(1024 / 2624)
+    assert list(found["ttft_s"]) == ["mean", "p50", "p90", "p99", "max"]
+    assert list(found["busy"]) == ["prefill-0", "prefill-1", "decode-2"]
+
+
+def test_each_request_is_told_where_that_is_asked_for(words, capsys):
+    results = printed([*words, "--per-request"], capsys)["per_request"]
+    assert [list(result) for result in results] == [RESULT_KEYS] * 2
+    assert [result["arrived_s"] for result in results] == [0.0, 4.0]
+    assert [result["cached_tokens"] for result in results] == [0, 1024]
+    assert results[0]["tbt_s"] > 0
+    assert results[1]["tbt_s"] is None
+
+
+def test_what_changes_the_cluster_changes_the_result(words, capsys):
+    mean_s = printed(words, capsys)["ttft_s"]["mean"]
+    slower_s = printed([*words, "--efficiency", "0.5"], capsys)["ttft_s"]["mean"]
+    assert slower_s == pytest.approx(2 * (mean_s - MESSAGES_S) + MESSAGES_S)
+    assert printed([*words, "--no-reuse"], capsys)["hit_rate"] == 0.0
+    assert printed([*words, "--speedup", "2", "--per-request"], capsys)["per_request"][1]["arrived_s"] == 2.0
+    assert printed([*words, "--requests", "1"], capsys)["requests"] == 1
+
+
+def test_a_rejection_is_counted_by_its_reason(words, capsys):
+    found = printed([*words, "--ttft-s", "0.01", "--per-request"], capsys)
+    assert found["rejected"] == {"ttft": 2}
+    assert found["ttft_s"] is None
+    assert found["per_request"][0]["ttft_s"] is None
+
+
+def test_the_same_arguments_print_the_same_bytes(words, capsys):
+    texts = []
+    for _ in range(2):
+        main([*words, "--json", "--per-request", "--seed", "7"])
+        texts.append(capsys.readouterr().out)
+    assert texts[0] == texts[1]
+
+
+def test_the_table_names_measures(words, capsys):
+    assert main(words) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1].split(maxsplit=1) == ["requests", "2, 2 served, 0 rejected"]
+    assert any(line.startswith("TTFT s") and "p90" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("more", "status", "said"),
+    [
+        (["--policy", "magic"], 2, "--policy"),
+        (["--speedup", "0"], 2, "--speedup"),
+        (["--efficiency", "1.5"], 2, "--efficiency"),
+        (["--step-tokens", "100"], 2, "--step-tokens"),
+        (["--decode", "0"], 1, "both prefill and decode"),
+        (["--trace", "/nonexistent"], 1, "/nonexistent"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_in_one_line(words, capsys, more, status, said):
+    try:
+        found = main([*words, *more])
+    except SystemExit as ended:
+        found = ended.code
+    assert found == status
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_progress_is_one_line_of_a_terminal(monkeypatch):
+    clock = iter([0.0, INTERVAL_S / 2, INTERVAL_S, INTERVAL_S * 1.5, INTERVAL_S * 2.5])
+    monkeypatch.setattr("moonpool.simulations.progress.monotonic", lambda: next(clock))
+    terminal = Terminal()
+    with TerminalProgress(4, "requests", terminal) as progress:
+        for done in range(1, 5):
+            progress.show(done)
+    assert "1 of 4" not in terminal.getvalue()
+    assert "2 of 4 requests (50%)" in terminal.getvalue()
+    assert "4 of 4 requests (100%)" in terminal.getvalue()
+    assert "\n" not in terminal.getvalue()
+    assert terminal.getvalue().endswith("\r\x1b[K")
