@@ -22,6 +22,9 @@ class PrefillBacklog:
     wait_s: float = 0.0
 
 
+NO_BACKLOG = PrefillBacklog()
+
+
 @dataclass(frozen=True, slots=True)
 class Arrival:
     """A request on its way to a decode, which has reserved nothing for it yet."""
@@ -72,10 +75,12 @@ def outlook(view: ClusterView, now_s: float) -> Outlook:
     requests: dict[InstanceId, int] = {}
     free_at_s: dict[InstanceId, float] = {}
     coming: list[tuple[float, Coming | Booking]] = []
-    priority_max = 0
+    loads: dict[InstanceId, DecodeLoad] = {}
+    priorities = [0]
     for name, instance in view.instances.items():
         sums, heard_at_s = instance.sums, instance.heard_at_s
-        priority_max = max(priority_max, sums.priority_max)
+        loads[name] = sums.present
+        priorities.append(sums.priority_max)
         if sums.coming:
             requests[name] = len(sums.coming)
             free_at_s[name] = heard_at_s + sums.queue_s
@@ -88,15 +93,14 @@ def outlook(view: ClusterView, now_s: float) -> Outlook:
             requests[name] = requests.get(name, 0) + 1
             free_at_s[name] = max(free_at_s.get(name, prefill.heard_at_s), booked_at_s) + work_s
             coming.append((free_at_s[name], booking))
-        priority_max = max(priority_max, booking.priority)
+        priorities.append(booking.priority)
     by_decode = _by_decode(view, coming)
-    backlogs = dict.fromkeys(view.instances, PrefillBacklog())
+    backlogs = dict.fromkeys(view.instances, NO_BACKLOG)
     for name, count in requests.items():
         backlogs[name] = PrefillBacklog(count, max(0.0, free_at_s[name] - now_s))
-    loads = {name: instance.sums.present for name, instance in view.instances.items()}
     for name, arriving in by_decode.items():
         loads[name] = _load(view.instances[name], arriving)
-    return Outlook(now_s, backlogs, by_decode, loads, priority_max)
+    return Outlook(now_s, backlogs, by_decode, loads, max(priorities))
 
 
 def step_with_s(instance: InstanceView, load: DecodeLoad, kv_tokens: int, samples: int = 1) -> float:
