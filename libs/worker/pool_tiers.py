@@ -14,6 +14,7 @@ import xxhash
 
 from cluster.errors import ConfigError
 from cluster.logs import Logger
+from engine.cost_profile import PROFILE_BLOCKS_MIN
 from engine.layout import KVLayout
 from kvhash import namespace
 from kvindex.core import Tier
@@ -49,8 +50,9 @@ class TierSizes:
 def tier_sizes(config: WorkerConfig, block_bytes: int, own_cache: bool) -> TierSizes:
     """What the settings come to in whole blocks. Raises ConfigError, naming setting and limit."""
     arena_blocks = config.pool_bytes // block_bytes
-    if arena_blocks < 1:
-        raise ConfigError(f"pool_bytes is {config.pool_bytes}, must be at least a block, {block_bytes}")
+    least = f"must be at least {PROFILE_BLOCKS_MIN} blocks, {PROFILE_BLOCKS_MIN * block_bytes}"
+    if arena_blocks < PROFILE_BLOCKS_MIN:
+        raise ConfigError(f"pool_bytes is {config.pool_bytes}, {least}")
     if not own_cache:
         if config.device_bytes:
             raise ConfigError("device_bytes must be 0: this engine computes on the DRAM arena itself")
@@ -58,8 +60,8 @@ def tier_sizes(config: WorkerConfig, block_bytes: int, own_cache: bool) -> TierS
     if not config.device_bytes:
         return TierSizes(Tier.DEVICE, arena_blocks, 0)
     compute_blocks = config.device_bytes // block_bytes
-    if compute_blocks < 1:
-        raise ConfigError(f"device_bytes is {config.device_bytes}, must be at least a block, {block_bytes}")
+    if compute_blocks < PROFILE_BLOCKS_MIN:
+        raise ConfigError(f"device_bytes is {config.device_bytes}, {least}")
     if compute_blocks > arena_blocks:
         raise ConfigError(
             f"device_bytes is {config.device_bytes}, must be at most pool_bytes, {config.pool_bytes}: "
@@ -80,7 +82,7 @@ def open_tiers(
 ) -> tuple[BlockPool, dict[Tier, BlockStore]]:
     """The pool of all tiers, holding nothing yet, and what keeps the bytes of the lower ones, fastest first.
 
-    Blocks while the files are allocated: nothing is served yet. Raises ConfigError.
+    Blocks while the files are allocated: for a thread. Raises ConfigError.
     """
     stores: dict[Tier, BlockStore] = {}
     if sizes.dram_blocks:

@@ -14,7 +14,7 @@ from worker.pool_tiers import TierSizes, open_tiers, ssd_identity, tier_sizes
 
 pytestmark = pytest.mark.unit
 
-BLOCK_BYTES = 1 << 19
+BLOCK_BYTES = 1 << 17
 LAYOUT = KVLayout(2, 2, 16, 8, "float32")
 
 
@@ -29,27 +29,30 @@ def opened(config: WorkerConfig, own_cache: bool = False) -> tuple[BlockPool, di
 
 
 def test_a_cpu_computes_on_all_of_its_dram() -> None:
-    assert tier_sizes(config(), BLOCK_BYTES, own_cache=False) == TierSizes(Tier.DRAM, 8, 0)
+    assert tier_sizes(config(), BLOCK_BYTES, own_cache=False) == TierSizes(Tier.DRAM, 32, 0)
 
 
 def test_a_cache_of_its_own_has_its_mirror_in_dram_and_what_is_left_is_a_tier() -> None:
-    assert tier_sizes(config(), BLOCK_BYTES, own_cache=True) == TierSizes(Tier.DEVICE, 8, 0)
-    sizes = tier_sizes(config(device_bytes=(1 << 20) + 7), BLOCK_BYTES, own_cache=True)
-    assert sizes == TierSizes(Tier.DEVICE, 2, 6)
-    assert sizes.arena_blocks == 8
+    assert tier_sizes(config(), BLOCK_BYTES, own_cache=True) == TierSizes(Tier.DEVICE, 32, 0)
+    sizes = tier_sizes(config(device_bytes=(2 << 20) + 7), BLOCK_BYTES, own_cache=True)
+    assert sizes == TierSizes(Tier.DEVICE, 16, 16)
+    assert sizes.arena_blocks == 32
 
 
 @pytest.mark.parametrize("own_cache", [False, True])
-def test_a_pool_without_room_for_a_block_is_refused(own_cache: bool) -> None:
-    with pytest.raises(ConfigError, match=f"pool_bytes is {BLOCK_BYTES - 1}, must be at least a block"):
-        tier_sizes(config(pool_bytes=BLOCK_BYTES - 1), BLOCK_BYTES, own_cache)
+def test_a_pool_without_room_for_the_blocks_of_a_profile_is_refused(own_cache: bool) -> None:
+    """Else the instance would end in the middle of its start."""
+    least = 16 * BLOCK_BYTES
+    assert tier_sizes(config(pool_bytes=least), BLOCK_BYTES, own_cache).compute_blocks == 16
+    with pytest.raises(ConfigError, match=f"pool_bytes is {least - 1}, must be at least 16 blocks, {least}"):
+        tier_sizes(config(pool_bytes=least - 1), BLOCK_BYTES, own_cache)
 
 
 @pytest.mark.parametrize(
     ("device_bytes", "own_cache", "words"),
     [
         (1 << 20, False, "device_bytes must be 0"),
-        (1, True, "device_bytes is 1, must be at least"),
+        ((2 << 20) - 1, True, "device_bytes is 2097151, must be at least 16 blocks, 2097152"),
         (8 << 20, True, "device_bytes is 8388608, must be at most pool_bytes, 4194304"),
     ],
 )
@@ -88,12 +91,12 @@ def test_two_processes_of_one_name_do_not_share_a_store(tmp_path: Path) -> None:
 
 
 def test_every_tier_has_its_store_and_its_place_in_the_pool(tmp_path: Path) -> None:
-    settings = config(device_bytes=1 << 20, ssd_bytes=4 << 20, ssd_folder=str(tmp_path), instance="a")
+    settings = config(device_bytes=2 << 20, ssd_bytes=4 << 20, ssd_folder=str(tmp_path), instance="a")
     pool, stores = opened(settings, own_cache=True)
     assert [*stores] == [Tier.DRAM, Tier.SSD]
-    assert pool.stats().blocks == 2
+    assert pool.stats().blocks == 16
     assert [(use.tier, use.blocks) for use in pool.stats().tiers] == [
-        (Tier.DRAM, 6),
+        (Tier.DRAM, 16),
         (Tier.SSD, stores[Tier.SSD].slots),
     ]
     assert 0 < stores[Tier.SSD].slots * BLOCK_BYTES <= 4 << 20
