@@ -89,6 +89,8 @@ class Joining:
     outlook: Outlook
     limits: PlacementLimits
     now_s: float
+    turn: int
+    """See `policy.choice.turn_of`."""
 
 
 def with_room(joining: Joining, candidates: Sequence[DecodeCandidate]) -> list[DecodeCandidate]:

@@ -3,13 +3,14 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from heapq import nsmallest
 from typing import TypeVar
 
 import xxhash
 
 from kvindex.core import InstanceId
 from policy.core import RequestId
-from policy.view import InstanceView
+from policy.view import ClusterView, InstanceView
 
 CandidateT = TypeVar("CandidateT")
 
@@ -77,6 +78,48 @@ def nearly_least(
 def equals_bound_s(least_s: float, limits: PlacementLimits) -> float:
     """What is predicted up to here counts as equal to `least_s`; it grows with it."""
     return least_s + max(limits.tie_s, least_s * limits.tie_fraction)
+
+
+DECISION_LAG_S = 0.01
+"""Until other conductors' decisions are heard of, generously."""
+UNHEARD_MAX = 32
+"""Decisions elsewhere that one decision allows for."""
+
+
+def turn_of(request_id: RequestId, view: ClusterView, now_s: float) -> int:
+    """How many requests that we have not heard of yet are taken to be placed just before this one.
+
+    Conductors that decide at the same moment see the same instance free, and would all take it. As many
+    decisions as were heard of lately are taken to be under way; which of them this one is, its name says.
+    So together they share what is free as one conductor would. With one conductor it is always 0.
+    """
+    heard = sum(
+        booking.elsewhere and booking.booked_at_s > now_s - DECISION_LAG_S
+        for booking in view.bookings.values()
+    )
+    return xxhash.xxh3_64_intdigest(f"turn/{request_id}".encode()) % (1 + min(heard, UNHEARD_MAX))
+
+
+def in_turn(
+    candidates: Sequence[CandidateT],
+    turn: int,
+    choose: Callable[[Sequence[CandidateT]], CandidateT],
+    taken: Callable[[CandidateT], CandidateT],
+    value_s: Callable[[CandidateT], float],
+) -> CandidateT:
+    """What `choose` chooses once `turn` others have each chosen; `taken(candidate)` is it with one more
+    request."""
+    if not turn:
+        return choose(candidates)
+    # No more than these can be the best of anybody.
+    near = nsmallest(UNHEARD_MAX + 1, enumerate(candidates), key=lambda numbered: value_s(numbered[1]))
+    numbers = [number for number, _ in sorted(near)]
+    left = [candidates[number] for number in numbers]
+    for _ in range(turn):
+        won = choose(left)
+        left = [taken(candidate) if candidate is won else candidate for candidate in left]
+    won = choose(left)
+    return candidates[numbers[next(number for number, other in enumerate(left) if other is won)]]
 
 
 def spread(request_id: RequestId, instance: InstanceId) -> int:

@@ -56,7 +56,7 @@ def place(
     )
     prefill = STRATEGIES[limits.strategy](question)
     expected = expected_tokens(view.lengths, request.tenant, _family(request), request.output_tokens_max)
-    joining = Joining(request, prefill, expected, targets, ahead, limits, now_s)
+    joining = Joining(request, prefill, expected, targets, ahead, limits, now_s, question.turn)
     decodes_known = decode_candidates(decodes, ahead.loads, prefill, request, extents)
     decode = _decode(joining, decodes_known)
     if isinstance(decode, Refusal):
@@ -73,7 +73,9 @@ def _decode(joining: Joining, candidates: Sequence[DecodeCandidate]) -> DecodeCa
     roomy = with_room(joining, candidates)
     if asks and not roomy:
         return room_refusal(joining, candidates)
-    chosen = choose_decode(roomy or candidates, prefill, request, limits, joining.targets.tbt_s_max)
+    chosen = choose_decode(
+        roomy or candidates, prefill, request, limits, joining.targets.tbt_s_max, joining.turn
+    )
     return steps_in_time(joining, chosen, roomy) if asks else chosen
 
 

@@ -1,11 +1,11 @@
 """Which decode instance a request goes to: by step time and room, then by what need not be sent."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 
 from kvindex.core import InstanceId
-from policy.choice import PlacementLimits, Strategy, nearly_least, spread
+from policy.choice import PlacementLimits, Strategy, in_turn, nearly_least, spread
 from policy.core import ScheduleRequest
 from policy.cost import transfer_s
 from policy.load_sums import DecodeLoad
@@ -25,6 +25,16 @@ class DecodeCandidate:
     """Time to bring it what of the prompt's KV it lacks; 0 where prefill is the same instance."""
     blocks: int
     """That it has to find for the reservation: held blocks are shared, not taken anew."""
+
+    def taken(self, request: ScheduleRequest) -> "DecodeCandidate":
+        """With one more request like this there."""
+        load = replace(
+            self.load,
+            sequences=self.load.sequences + request.samples,
+            kv_tokens=self.load.kv_tokens + request.samples * request.prompt_tokens,
+        )
+        step_s = step_with_s(self.instance, load, request.prompt_tokens, request.samples)
+        return replace(self, load=load, step_s=step_s)
 
 
 def decode_candidates(
@@ -68,18 +78,35 @@ def choose_decode(
     request: ScheduleRequest,
     limits: PlacementLimits,
     tbt_s_max: float,
+    turn: int,
 ) -> DecodeCandidate:
     """`random`: by the request's name. Others: the least step time; `joint` then asks what need not be
     sent. A coupled instance keeps what it prefills, for `joint` only among equals."""
     own = [candidate for candidate in candidates if candidate.instance.instance == prefill.instance.instance]
     if own and limits.strategy is not Strategy.JOINT:
         return own[0]
-    equals = list(candidates)
-    if limits.strategy is not Strategy.RANDOM:
+
+    def first(equals: Sequence[DecodeCandidate]) -> DecodeCandidate:
+        return min(equals, key=lambda candidate: spread(request.request_id, candidate.instance.instance))
+
+    if limits.strategy is Strategy.RANDOM:
+        return first(candidates)
+
+    def choose(candidates: Sequence[DecodeCandidate]) -> DecodeCandidate:
         equals = nearly_least(candidates, lambda candidate: candidate.step_s, limits, tbt_s_max)
-    if limits.strategy is Strategy.JOINT:
+        if limits.strategy is not Strategy.JOINT:
+            return first(equals)
         equals = nearly_least(equals, lambda candidate: candidate.send_s, limits, inf)
-        own = [candidate for candidate in own if candidate in equals]
+        for candidate in equals:
+            if candidate.instance.instance == prefill.instance.instance:
+                return candidate
         least = min(candidate.load.sequences for candidate in equals)
-        equals = own or [candidate for candidate in equals if candidate.load.sequences == least]
-    return min(equals, key=lambda candidate: spread(request.request_id, candidate.instance.instance))
+        return first([candidate for candidate in equals if candidate.load.sequences == least])
+
+    return in_turn(
+        candidates,
+        turn,
+        choose,
+        lambda candidate: candidate.taken(request),
+        lambda candidate: candidate.step_s,
+    )

@@ -9,11 +9,11 @@ end of it. Where not even a whole tier pays, it is left out: that is the break-e
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from heapq import nsmallest
 
 from kvindex.core import InstanceId, InstanceMatch, Tier
-from policy.choice import PlacementLimits, silent, spread
+from policy.choice import PlacementLimits, silent, spread, turn_of
 from policy.core import CostCoefficients, ScheduleRequest
 from policy.cost import prefill_s, ssd_read_s, transfer_s
 from policy.predict import PrefillBacklog, cost_of
@@ -66,6 +66,11 @@ class PrefillCandidate:
     def ttft_s(self) -> float:
         return self.backlog.wait_s + self.fetch_s + self.compute_s
 
+    def taken(self) -> "PrefillCandidate":
+        """With one more request like this before it."""
+        wait_s = self.backlog.wait_s + self.compute_s
+        return replace(self, backlog=PrefillBacklog(self.backlog.requests + 1, wait_s))
+
 
 @dataclass(frozen=True, slots=True)
 class Source:
@@ -91,6 +96,8 @@ class PrefillQuestion:
     """Longest prefix first, one more than SOURCES_MAX: nobody reads from itself."""
     limits: PlacementLimits
     ttft_s_max: float
+    turn: int = 0
+    """See `policy.choice.turn_of`."""
 
 
 def prefill_question(
@@ -114,6 +121,7 @@ def prefill_question(
         _sources(view, request, usable, limits, now_s),
         limits,
         ttft_s_max,
+        turn_of(request.request_id, view, now_s),
     )
 
 
@@ -185,7 +193,7 @@ def _sources(
     """Whose blocks may be read, longest prefix first; one more than are considered, since nobody reads
     from itself. Requests take equals in different orders, so that none serves all."""
     usable = [
-        Source(name, extent, extent.ends(), cost_of(instance))
+        (extent, instance)
         for name, extent in extents.items()
         if extent.blocks > 0
         and (instance := view.instances.get(name)) is not None
@@ -205,24 +213,26 @@ def _sources(
     )
 
 
-def _undominated(sources: Sequence[Source]) -> Iterable[Source]:
+def _undominated(usable: Sequence[tuple[Extent, InstanceView]]) -> list[Source]:
     """Without those that have less, and are not quicker, than the one with most in memory.
 
     Reading from that one or from nobody is never slower: between its end and an own prefix's the time is
     least at one of the two. And that one itself has no use for those that have less.
     """
-    if not sources:
-        return ()
-    most = max(sources, key=lambda source: source.extent.memory_blocks)
-    blocks, fixed_s = most.extent.memory_blocks, most.cost.transfer_fixed_s
-    bytes_per_s = most.cost.transfer_bytes_per_s
-    return (
-        source
-        for source in sources
-        if source.extent.blocks >= blocks
-        or source.cost.transfer_fixed_s < fixed_s
-        or source.cost.transfer_bytes_per_s > bytes_per_s
-    )
+    if not usable:
+        return []
+    most, most_instance = max(usable, key=lambda one: one[0].memory_blocks)
+    blocks, best = most.memory_blocks, cost_of(most_instance)
+    sources = []
+    for extent, instance in usable:
+        cost = cost_of(instance)
+        if (
+            extent.blocks >= blocks
+            or cost.transfer_fixed_s < best.transfer_fixed_s
+            or cost.transfer_bytes_per_s > best.transfer_bytes_per_s
+        ):
+            sources.append(Source(instance.instance, extent, extent.ends(), cost))
+    return sources
 
 
 def _extent(match: InstanceMatch) -> Extent:

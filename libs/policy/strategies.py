@@ -10,14 +10,15 @@ kvcache_centric    these, and another's prefix where the own one is much shorter
 joint              these, and every source and tier cut that pays (DESIGN §8)
 =================  =========================================================================
 
+All but `random` allow for what other conductors decide at the same moment (`policy.choice.turn_of`).
 Whoever is chosen uses what it has cached itself: no engine computes what lies in its own memory. Equals
-share the load by the request's name, the same in every conductor.
+share the load, those first that have the least to move, by the request's name, the same in every conductor.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from math import inf
 
-from policy.choice import Strategy, equals_bound_s, nearly_least, spread
+from policy.choice import Strategy, equals_bound_s, in_turn, nearly_least, spread
 from policy.place_prefill import (
     NOTHING_CACHED,
     PrefillCandidate,
@@ -65,10 +66,14 @@ def kvcache_centric(question: PrefillQuestion) -> PrefillCandidate:
 
 def joint(question: PrefillQuestion) -> PrefillCandidate:
     """The soonest first token over all ways; among equals the fewest requests, then the least to move."""
-    equals = nearly_least(_soonest(question), lambda way: way.ttft_s, question.limits, question.ttft_s_max)
-    requests_min = min(way.backlog.requests for way in equals)
-    equals = [way for way in equals if way.backlog.requests == requests_min]
-    return _least(question, equals, lambda way: way.fetch_s, inf)
+
+    def choose(ways: Sequence[PrefillCandidate]) -> PrefillCandidate:
+        equals = nearly_least(ways, lambda way: way.ttft_s, question.limits, question.ttft_s_max)
+        requests_min = min(way.backlog.requests for way in equals)
+        equals = [way for way in equals if way.backlog.requests == requests_min]
+        return _first(question, nearly_least(equals, lambda way: way.fetch_s, question.limits, inf))
+
+    return in_turn(_soonest(question), question.turn, choose, PrefillCandidate.taken, lambda way: way.ttft_s)
 
 
 STRATEGIES: Mapping[Strategy, PrefillChoice] = {
@@ -82,7 +87,9 @@ STRATEGIES: Mapping[Strategy, PrefillChoice] = {
 
 def _soonest(question: PrefillQuestion) -> list[PrefillCandidate]:
     """The cheapest ways of all instances that could be equals of the best: shortest queue first, until a
-    queue alone takes longer."""
+    queue alone takes longer. Where others have their turn before, all."""
+    if question.turn:
+        return [way_with(question, instance) for instance in question.prefills]
     backlogs = question.backlogs
     ways: list[PrefillCandidate] = []
     bound_s = inf
@@ -113,5 +120,12 @@ def _least(
     value_s: Callable[[PrefillCandidate], float],
     target_s: float,
 ) -> PrefillCandidate:
-    equals = nearly_least(ways, value_s, question.limits, target_s)
+    def choose(ways: Sequence[PrefillCandidate]) -> PrefillCandidate:
+        equals = nearly_least(ways, value_s, question.limits, target_s)
+        return _first(question, nearly_least(equals, lambda way: way.fetch_s, question.limits, inf))
+
+    return in_turn(ways, question.turn, choose, PrefillCandidate.taken, value_s)
+
+
+def _first(question: PrefillQuestion, equals: Sequence[PrefillCandidate]) -> PrefillCandidate:
     return min(equals, key=lambda way: spread(question.request.request_id, way.instance.instance))

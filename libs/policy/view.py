@@ -56,6 +56,8 @@ class Booking:
     samples: int = 1
     priority: int = 0
     output_tokens_expected: int | None = None
+    elsewhere: bool = field(default=False, compare=False)
+    """Another conductor decided it: a booking is the same wherever it was decided."""
 
     @property
     def key(self) -> RequestKey:
@@ -146,6 +148,7 @@ def with_placement(
     *,
     samples: int = 1,
     priority: int = 0,
+    elsewhere: bool = False,
 ) -> ClusterView:
     """Books what a placement will bring; one on an instance that we do not know (yet) changes nothing."""
     prefill = view.instances.get(placement.prefill)
@@ -163,6 +166,7 @@ def with_placement(
         samples=samples,
         priority=priority,
         output_tokens_expected=placement.output_tokens_expected,
+        elsewhere=elsewhere,
     )
     return with_booking(view, booking)
 

@@ -63,9 +63,24 @@ class ClusterState:
         self._view = expire(self._view, self._clock(), self._booking_ttl_s)
         return self._view
 
-    def book(self, placement: Placement, prompt_tokens: int, samples: int, priority: int) -> None:
+    def book(
+        self,
+        placement: Placement,
+        prompt_tokens: int,
+        *,
+        samples: int,
+        priority: int,
+        elsewhere: bool = False,
+    ) -> None:
+        """What a placement will bring. `elsewhere`: another conductor's."""
         self._view = with_placement(
-            self._view, placement, prompt_tokens, self._clock(), samples=samples, priority=priority
+            self._view,
+            placement,
+            prompt_tokens,
+            self._clock(),
+            samples=samples,
+            priority=priority,
+            elsewhere=elsewhere,
         )
 
     def registry_changed(self, records: Mapping[InstanceId, InstanceRecord]) -> None:
@@ -115,4 +130,10 @@ class ClusterState:
             raise ProtocolError(f"{envelope.kind} of {envelope.sender} is no decision")
         if envelope.sender == self._bus.instance or decision.placement is None:
             return
-        self.book(decision.placement, decision.prompt_tokens, decision.samples, decision.priority)
+        self.book(
+            decision.placement,
+            decision.prompt_tokens,
+            samples=decision.samples,
+            priority=decision.priority,
+            elsewhere=True,
+        )

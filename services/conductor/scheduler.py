@@ -88,7 +88,9 @@ class Scheduler:
     def _decide(self, request: ScheduleRequest, matches: Sequence[InstanceMatch]) -> Placement | Rejection:
         decision = place(self._state.current(), request, matches, self._limits, self._clock())
         if isinstance(decision, Placement):
-            self._state.book(decision, request.prompt_tokens, request.samples, request.priority)
+            self._state.book(
+                decision, request.prompt_tokens, samples=request.samples, priority=request.priority
+            )
             self._metrics.decisions.labels("placed").inc()
             self._metrics.predicted_ttft_s.observe(decision.predicted_ttft_ms / 1e3)
             source = prefix_source(decision)

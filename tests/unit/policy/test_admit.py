@@ -155,7 +155,7 @@ def pressures() -> Iterator[tuple[str, ClusterView, dict[str, object]]]:
 
 
 class TestPriorities:
-    @pytest.mark.parametrize(("what", "view", "fields"), pressures())
+    @pytest.mark.parametrize(("what", "view", "fields"), list(pressures()))
     def test_lower_ones_are_refused_first_and_never_starve(self, what, view, fields):
         shares = [admitted(view, priority, **fields) for priority in (1, 0, -1, -5)]
         assert shares[0] == 1.0
