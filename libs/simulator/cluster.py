@@ -114,9 +114,6 @@ class _Cluster:
         delay_s = backoff_s * self._random.uniform(0.5, 1.0) + 2 * self._setup.message_s
         self._events.after(delay_s, partial(self._place, request))
 
-    def first_token(self, request: SimulatedRequest) -> None:
-        """Nothing to do: the request knows when."""
-
     def finished(self, request: SimulatedRequest) -> None:
         placement, first_token_s = request.placement, request.first_token_s
         assert placement is not None

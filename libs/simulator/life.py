@@ -7,11 +7,8 @@ from simulator.request import SimulatedRequest
 
 
 class Lives(Protocol):
-    """Each request is refused any number of times, then has one first token and is finished once; or it is
-    refused for good."""
+    """Each request is refused any number of times, and then finished once unless it was refused for good."""
 
     def refused(self, request: SimulatedRequest, instance: InstanceId) -> None: ...
-
-    def first_token(self, request: SimulatedRequest) -> None: ...
 
     def finished(self, request: SimulatedRequest) -> None: ...

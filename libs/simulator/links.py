@@ -117,12 +117,10 @@ def share(flows: Sequence[Flow], bytes_per_s: float) -> None:
     """Set the rate of each flow: max-min fair over cards, none above what it is fed."""
     fed: dict[Direction, float] = {}
     for flow in flows:
+        flow.rate = min(flow.feed_bytes_per_s, bytes_per_s)
         for card in (flow.out_of, flow.into):
-            fed[card] = fed.get(card, 0.0) + flow.feed_bytes_per_s
-    if max(fed.values(), default=0.0) <= bytes_per_s:
-        for flow in flows:
-            flow.rate = flow.feed_bytes_per_s
-    else:
+            fed[card] = fed.get(card, 0.0) + flow.rate
+    if max(fed.values(), default=0.0) > bytes_per_s:
         _fill(flows, bytes_per_s)
 
 

@@ -170,7 +170,6 @@ class PrefillDuty:
         node.pool.use(request.block_ids, node.pool.hits(request.block_ids), BlockUse())
         node.pool.release(own)
         request.first_token_s = self._events.now_s
-        self._lives.first_token(request)
         local = prefilling.decode == node.instance
         if request.output_tokens == 1:
             if local:
