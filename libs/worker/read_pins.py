@@ -31,6 +31,9 @@ RISE_TTL_SHARE = 0.5
 """Of the lease, the most that bringing blocks up may take: the rest is for the read."""
 RISE_S_MAX = 2.0
 """The reader waits meanwhile, and a request waits for the reader."""
+RISING_MAX = 64
+"""Pins whose blocks are being brought up at once, a part of the messages that an instance works on at once: a
+disk that hangs is not to keep it from its other duties."""
 TICK_S = 0.25
 """How often leases and tombstones are looked at."""
 READER_GRACE_S = 10.0
@@ -57,6 +60,7 @@ class ReadPins:
         self._lent: dict[PinKey, _LentBlocks] = {}
         self._generations = count(1)
         self._missing_since_s: dict[InstanceId, float] = {}
+        self._rising = 0
         self._draining = False
 
     def handlers(self) -> Mapping[type, Handler]:
@@ -177,14 +181,17 @@ class ReadPins:
         if not len(leading) == pool.match(hashes) < pool.match_held(hashes):
             return leading
         room = self._lendable_blocks(hashes) - len(leading)
-        if room < 1 or len(leading) + room <= pin.first_block:
+        if room < 1 or len(leading) + room <= pin.first_block or self._rising >= RISING_MAX:
             return leading
+        self._rising += 1
         try:
             timeout_s = min(RISE_TTL_SHARE * (pin.ends_at_s - self._node.now_s()), RISE_S_MAX)
             risen = await self._node.mover.rise(hashes, timeout_s, room)
         except BaseException:
             self._unpin(leading)
             raise
+        finally:
+            self._rising -= 1
         # Who else brought up a part of the chain meanwhile has it pinned by itself.
         block_ids = pool.acquire(hashes[: len(leading) + len(risen)])
         pool.release(leading)

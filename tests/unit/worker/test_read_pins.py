@@ -306,6 +306,33 @@ async def test_what_rises_for_a_pin_that_has_ended_is_given_back(
     await tiered.cluster.quiet()
 
 
+async def test_so_many_pins_wait_for_the_disk_and_the_next_one_is_answered_at_once(
+    tiered: Lender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hashes = await tiered.compute(prompt(PROMPT_BLOCKS * 16 + 1))
+    await tiered.crowd_out(prompts=8, blocks=20)
+    monkeypatch.setattr(read_pins, "RISING_MAX", 1)
+    rise, begun, may_end = tiered.source.mover.rise, asyncio.Event(), asyncio.Event()
+
+    async def slow(*arguments: object) -> list[int]:
+        begun.set()
+        await may_end.wait()
+        return await rise(*arguments)
+
+    monkeypatch.setattr(tiered.source.mover, "rise", slow)
+    asking = asyncio.create_task(tiered.ask(tiered.pin(hashes)))
+    await asyncio.wait_for(begun.wait(), TIMEOUT_S)
+    other = await tiered.ask(tiered.pin(hashes, "other"))
+    assert isinstance(other, PinRefused)
+    assert other.reason is RefusalReason.NO_BLOCKS
+    may_end.set()
+    assert isinstance(await asking, ReadPinned)
+    await tiered.ask(ReleasePin("pin"))
+    # Up now, they need nobody to wait.
+    assert isinstance(await tiered.ask(tiered.pin(hashes, "later")), ReadPinned)
+    await tiered.ask(ReleasePin("later"))
+
+
 async def test_a_rise_that_breaks_is_answered_and_leaves_nothing_pinned(
     tiered: Lender, monkeypatch: pytest.MonkeyPatch
 ) -> None:
