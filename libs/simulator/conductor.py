@@ -1,7 +1,8 @@
 """The conductor of the simulated cluster: view and decisions of the live one, fed by simulated messages.
 
 Every decision folds the load snapshots that have arrived into a `policy.view.ClusterView` and asks
-`policy.place`. The prefix match is exact: what a pool holds is known at once.
+`policy.place`. The prefix match is exact: what a pool holds is known at once. Of a prompt's hashes `place` is
+told the first, which is all that it looks at: the family of the prompt.
 """
 
 from collections.abc import Iterable
@@ -44,7 +45,7 @@ class Conductor:
             MODEL,
             request.prompt_tokens,
             request.output_tokens_max,
-            block_hashes=b"",
+            block_hashes=request.family,
             deadline_s=inf,
             ttft_ms_max=self._setup.ttft_s_max * 1e3,
             tbt_ms_max=self._setup.tbt_s_max * 1e3,

@@ -68,7 +68,7 @@ class DecodeDuty:
         """Its first token was its last."""
         self._node.teller.before_change()
         self._node.memory.give(self._node.reserved.pop(request))
-        self._leave(request)
+        self._leave(request, 1)
         self._node.engine.wake()
         self._on_room()
 
@@ -77,11 +77,12 @@ class DecodeDuty:
         request = decoding.request
         pool = self._node.pool
         pool.use(request.block_ids, pool.hits(request.block_ids), BlockUse())
-        self._leave(request)
+        self._leave(request, request.output_tokens)
         self._lives.finished(request)
         self._on_room()
 
-    def _leave(self, request: SimulatedRequest) -> None:
+    def _leave(self, request: SimulatedRequest, output_tokens: int) -> None:
+        self._node.end(request, output_tokens)
         self._node.holding -= 1
         self._node.pool.release(self._held.pop(request, ()))
 

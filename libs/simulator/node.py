@@ -10,7 +10,15 @@ from dataclasses import dataclass
 from math import floor
 
 from kvindex.core import InstanceId
-from policy.core import InstanceState, LoadSnapshot, QueuedRequest, Role, RunningRequest
+from policy.core import (
+    ENDED_LISTED_MAX,
+    EndedRequest,
+    InstanceState,
+    LoadSnapshot,
+    QueuedRequest,
+    Role,
+    RunningRequest,
+)
 from policy.plan_step import StepLimits
 from simulator.batch import Decoding
 from simulator.closed_cache import ClosedCache
@@ -128,8 +136,17 @@ class Node:
         """For others that prefill, and not committed yet: with the blocks of each."""
         self.holding = 0
         """Requests that have blocks to decode on, or will have them once they are prefilled here."""
+        self.ended: deque[EndedRequest] = deque(maxlen=ENDED_LISTED_MAX)
+        self.ended_total = 0
         self.prefilled_tokens = 0
         self.cached_tokens = 0
+
+    def end(self, request: SimulatedRequest, output_tokens: int | None) -> None:
+        """It is not here any more; None where its answer did not come to its end."""
+        self.ended_total += 1
+        self.ended.append(
+            EndedRequest(request.request_id, request.attempt, output_tokens, family=request.family)
+        )
 
     def _load(self, at_s: float) -> LoadSnapshot:
         decoding = self.engine.decoding(at_s)
@@ -149,6 +166,8 @@ class Node:
             prefill_tokens_total=self.prefilled_tokens,
             cached_tokens_total=self.cached_tokens,
             cost=self.shape.cost,
+            ended=tuple(self.ended),
+            ended_total=self.ended_total,
         )
 
 
@@ -161,6 +180,7 @@ def _queued(prefilling: Prefilling) -> QueuedRequest:
         prefilling.new_tokens,
         request.prompt_tokens - prefilling.new_tokens,
         request.output_tokens_max,
+        output_tokens_expected=request.output_tokens_expected,
     )
 
 
@@ -173,6 +193,7 @@ def _running(decoding: Decoding, steps: int) -> RunningRequest:
         output_tokens=request.output_tokens - decoding.left + steps,
         output_tokens_max=request.output_tokens_max,
         committed=True,
+        output_tokens_expected=request.output_tokens_expected,
     )
 
 
@@ -184,4 +205,5 @@ def _reserved(request: SimulatedRequest) -> RunningRequest:
         output_tokens=0,
         output_tokens_max=request.output_tokens_max,
         committed=False,
+        output_tokens_expected=request.output_tokens_expected,
     )

@@ -87,6 +87,7 @@ class PrefillDuty:
 
     def _refused(self, prefilling: Prefilling) -> None:
         self._leave(prefilling)
+        self._node.end(prefilling.request, None)
         self._lives.refused(prefilling.request, prefilling.decode)
 
     def _bring_prefix(self, prefilling: Prefilling) -> None:
@@ -174,6 +175,7 @@ class PrefillDuty:
         if request.output_tokens == 1:
             if local:
                 node.holding -= 1
+                node.end(request, 1)
             else:
                 release = partial(self._decodes[prefilling.decode].release, request)
                 self._events.after(self._message_s, release)

@@ -3,6 +3,7 @@
 from array import array
 from dataclasses import dataclass, field
 
+from kvhash import HASH_BYTES
 from kvindex.core import InstanceId
 from policy.core import Placement, RequestId
 from simulator.trace import TRACE_BLOCK_TOKENS, TracedRequest
@@ -36,6 +37,18 @@ class SimulatedRequest:
     first_token_s: float | None = None
     gaps_s: "array[float]" = field(default_factory=lambda: array("d"))
     ended: bool = False
+
+    @property
+    def output_tokens_expected(self) -> int | None:
+        """As its placement says."""
+        return None if self.placement is None else self.placement.output_tokens_expected
+
+    @property
+    def family(self) -> bytes:
+        """Stands for the hash of its first block: requests that begin alike have the same."""
+        return b"".join(
+            block_id.to_bytes(HASH_BYTES, "little", signed=True) for block_id in self.block_ids[:1]
+        )
 
     @property
     def usable_block_ids(self) -> tuple[int, ...]:
