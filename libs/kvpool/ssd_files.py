@@ -196,15 +196,18 @@ class Segment:
         self.records.close()
 
 
-def remove_segments(folder: Path, first: int) -> None:
-    """Delete the files of segment `first` and all after it."""
+def remove_segments(folder: Path, first: int) -> bool:
+    """Delete the files of segment `first` and all after it. Whether there were any."""
     with naming(folder, "list"):
         names = os.listdir(folder)
+    removed = False
     for name in names:
         match = _SEGMENT_FILE.fullmatch(name)
         if match and int(match[1]) >= first:
             with naming(folder / name, "remove"):
                 os.unlink(folder / name)
+            removed = True
+    return removed
 
 
 def missing_segments(folder: Path, layout: SsdLayout) -> list[str]:

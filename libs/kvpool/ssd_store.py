@@ -19,7 +19,13 @@ from typing import Self
 
 from kvhash import BlockHash
 from kvpool.block_store import CorruptBlock, StoreError
-from kvpool.ssd_files import Segment, SuperblockFile, missing_segments, remove_segments
+from kvpool.ssd_files import (
+    SUPERBLOCK_FILE,
+    Segment,
+    SuperblockFile,
+    missing_segments,
+    remove_segments,
+)
 from kvpool.ssd_format import (
     EPOCH_MAX,
     EPOCH_SHIFT,
@@ -53,7 +59,7 @@ class Opening:
     slots: int
     slots_asked: int
     damaged: tuple[str, ...] = ()
-    """Files that were missing or too short: what they held is lost."""
+    """Files that were missing, too short or no good: what they held is lost, with the superblock all."""
 
 
 class SsdStore:
@@ -108,7 +114,8 @@ class SsdStore:
                 remove_segments(folder, first=len(layout.slots_of_segments()))
             else:
                 superblock.erase()
-                remove_segments(folder, first=0)
+                if remove_segments(folder, first=0) and before is None:
+                    damaged = [SUPERBLOCK_FILE]
             segments = _open_segments(folder, layout, opened)
             slots = sum(segment.slots for segment in segments)
             if not slots:

@@ -163,6 +163,13 @@ def test_a_folder_whose_superblock_is_gone_is_begun_anew(tmp_path):
     (tmp_path / "superblock").unlink()
     store = open_store(tmp_path)
     assert (store.opening.folder, store.recover()) == (Opened.NEW, [])
+    assert store.opening.damaged == ("superblock",)
+    store.close()
+
+
+def test_where_nothing_was_nothing_is_damaged(tmp_path):
+    store = open_store(tmp_path)
+    assert (store.opening.folder, store.opening.damaged) == (Opened.NEW, ())
     store.close()
 
 
@@ -177,6 +184,7 @@ def test_one_torn_superblock_costs_nothing_and_two_the_store(tmp_path):
     flip(tmp_path / "superblock", SUPERBLOCK_COPY_BYTES + 5)
     store = open_store(tmp_path)
     assert (store.opening.folder, store.recover()) == (Opened.NEW, [])
+    assert store.opening.damaged == ("superblock",)
     store.close()
 
 
