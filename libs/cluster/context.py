@@ -4,7 +4,7 @@ Knows no service and starts nothing.
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -143,4 +143,5 @@ class ServiceApp(Protocol):
         """Let go of everything; called once, whatever happened before."""
 
 
-Build = Callable[[ServiceContext], ServiceApp]
+Build = Callable[[ServiceContext], ServiceApp | Awaitable[ServiceApp]]
+"""Makes the service; what takes long in that, such as allocating files, belongs into what is awaited."""

@@ -12,7 +12,7 @@ import secrets
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol, TypeVar
 
 from cluster import keys
@@ -162,7 +162,11 @@ async def serve(
                 cluster_seed=seed,
                 http_url=http_url,
             )
-            life = Life(context, build(context), stop)
+            built = build(context)
+            app = await unless_stopped(built, stop.drain) if isinstance(built, Awaitable) else built
+            if app is None:
+                return EXIT_OK
+            life = Life(context, app, stop)
             stack.push_async_callback(closing, "service", life.app.close, log)
             admin = AdminServer(
                 listener, life.health, metrics, life.app.routes(), request_bytes_max=request_bytes_max

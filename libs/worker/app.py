@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping
+from typing import Self
 
 from aiohttp import web
 
@@ -28,9 +29,14 @@ PARTS_EXPIRE_S = 5.0
 class WorkerApp:
     """`context.roles` says which duties it has; with both it is coupled and hands over to itself."""
 
-    def __init__(self, context: ServiceContext, config: WorkerConfig) -> None:
+    @classmethod
+    async def open(cls, context: ServiceContext, config: WorkerConfig) -> Self:
+        """Raises ConfigError where a setting does not fit the model or is missing."""
+        return cls(context, await Node.open(context, config))
+
+    def __init__(self, context: ServiceContext, node: Node) -> None:
         self._context = context
-        self._node = Node(context, config)
+        self._node = node
         self._parts = PartBuffer()
         self._decode = DecodeDuty(self._node, self._parts) if Role.DECODE in context.roles else None
         adopt = self._decode.adopt if self._decode else None

@@ -7,24 +7,18 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-from cluster.errors import ConfigError
-from cluster.messages import ModelInfo, Work
+from cluster.messages import Work
 from cluster.service import ServiceContext
-from engine.backend import Backend, choose_ops, computes_on_device
+from engine.backend import Backend, choose_ops
 from engine.engine import Engine
-from engine.errors import ModelFolderError
-from engine.layout import KVLayout
 from engine.loader import load_model
-from engine.model_folder import ModelConfig
-from engine.native.packing import WeightDtype
 from engine.structure_compiler import StructureCompiler
-from kvhash import BLOCK_TOKENS, Namespace, model_fingerprint, namespace
+from kvhash import BLOCK_TOKENS, Namespace, namespace
 from kvindex.core import Tier
-from kvpool import Arena, SwapSlots
+from kvpool import SwapSlots
 from kvpool.mover import TierMover
-from kvtransfer import SECRET_BYTES_MIN
 from policy.core import CostCoefficients
 from policy.evict import cost_doubles_at_blocks
 from policy.plan_step import StepLimits
@@ -34,10 +28,11 @@ from worker.engine_thread import EngineThread
 from worker.handover import Source
 from worker.intake import WorkLimits
 from worker.metrics import WorkerMetrics
+from worker.node_parts import NodeParts, open_parts, weight_dtype
 from worker.outbox import Outbox
 from worker.pool_metrics import PoolCollector
 from worker.pool_reporter import PoolReporter
-from worker.pool_tiers import open_tiers, restore, ssd_identity, tier_sizes
+from worker.pool_tiers import restore
 from worker.preemption import Preempted, SwapCosts
 from worker.prefix_fetch import PrefixFetch
 from worker.step_loop import StepLoop
@@ -56,20 +51,22 @@ SETTLE_S_MAX = 1.0
 class Node:
     """All that the duties of one instance share. Every method is for the event loop's thread."""
 
-    def __init__(self, context: ServiceContext, config: WorkerConfig) -> None:
-        """Raises ConfigError where a setting does not fit the model or is missing."""
-        folder = Path(config.model_folder)
-        model = _model_config(config, folder)
+    @classmethod
+    async def open(cls, context: ServiceContext, config: WorkerConfig) -> Self:
+        """Raises ConfigError where a setting does not fit the model or is missing. To allocate an SSD's files
+        may take long: that is done in a thread, meanwhile the servers are answered."""
+        return cls(context, config, await asyncio.to_thread(open_parts, context, config))
+
+    def __init__(self, context: ServiceContext, config: WorkerConfig, parts: NodeParts) -> None:
+        """Use `open`."""
+        folder, model, sizes = Path(config.model_folder), parts.model, parts.sizes
         self.context = context
         self.config = config
-        self.layout = KVLayout.of(model, block_tokens=BLOCK_TOKENS, dtype_name=config.dtype)
-        own_cache = config.own_cache or computes_on_device(Backend(config.backend), _weight_dtype(config))
-        sizes = tier_sizes(config, self.layout.block_bytes, own_cache)
+        self.layout = parts.layout
         self._compute_tier = sizes.compute_tier
-        self.arena = Arena.create(sizes.arena_blocks, self.layout.block_bytes)
-        self.model = _model_info(folder, model, config, self.layout)
-        identity = ssd_identity(context.cluster_seed, self.model.fingerprint, self.layout)
-        self.pool, self._stores = open_tiers(config, sizes, self.arena, identity, context.log)
+        self.arena = parts.arena
+        self.model = parts.info
+        self.pool, self._stores = parts.pool, parts.stores
         self.metrics = WorkerMetrics(context.metrics.registry)
         self.engine = EngineThread(lambda: self._build_engine(folder, sizes.compute_blocks))
         self.mover = TierMover(
@@ -229,7 +226,7 @@ class Node:
         """On the engine's thread."""
         config = self.config
         kernels_folder = Path(config.kernels_folder).expanduser()
-        chosen = choose_ops(Backend(config.backend), config.dtype, kernels_folder, _weight_dtype(config))
+        chosen = choose_ops(Backend(config.backend), config.dtype, kernels_folder, weight_dtype(config))
         self.context.log.info("backend", backend=chosen.backend, detail=chosen.detail)
         model = load_model(folder, chosen.ops, dtype=config.dtype)
         return Engine(
@@ -253,32 +250,3 @@ class Node:
             return cost
         finally:
             self.pool.release(block_ids)
-
-
-def _weight_dtype(config: WorkerConfig) -> WeightDtype:
-    return WeightDtype(config.weight_dtype or WeightDtype.FLOAT32)
-
-
-def _model_config(config: WorkerConfig, folder: Path) -> ModelConfig:
-    if not config.model_folder:
-        raise ConfigError("model_folder is not set, must be a folder with config.json and safetensors")
-    if len(config.cluster_secret.encode()) < SECRET_BYTES_MIN:
-        raise ConfigError(f"cluster_secret must have at least {SECRET_BYTES_MIN} bytes")
-    try:
-        return ModelConfig.load(folder)
-    except ModelFolderError as error:
-        raise ConfigError(f"model_folder: {error}") from error
-
-
-def _model_info(folder: Path, model: ModelConfig, config: WorkerConfig, layout: KVLayout) -> ModelInfo:
-    return ModelInfo(
-        name=config.model_name or model.name,
-        fingerprint=model_fingerprint(
-            folder, config.weight_dtype or config.dtype, config.dtype, BLOCK_TOKENS
-        ),
-        context_tokens_max=model.context_tokens_max,
-        block_tokens=BLOCK_TOKENS,
-        block_bytes=layout.block_bytes,
-        layers=model.layers,
-        dtype=config.dtype,
-    )

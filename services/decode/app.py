@@ -10,8 +10,8 @@ from worker.app import WorkerApp
 def run(config: DecodeConfig) -> int:
     """Serve until a signal; the exit status."""
 
-    def build(context: ServiceContext) -> WorkerApp:
-        return WorkerApp(context, config)
+    async def build(context: ServiceContext) -> WorkerApp:
+        return await WorkerApp.open(context, config)
 
     roles = (Role.PREFILL, Role.DECODE) if config.coupled else (Role.DECODE,)
     return run_service(config, roles, build)

@@ -10,7 +10,7 @@ from worker.app import WorkerApp
 def run(config: PrefillConfig) -> int:
     """Serve until a signal; the exit status."""
 
-    def build(context: ServiceContext) -> WorkerApp:
-        return WorkerApp(context, config)
+    async def build(context: ServiceContext) -> WorkerApp:
+        return await WorkerApp.open(context, config)
 
     return run_service(config, (Role.PREFILL,), build)

@@ -206,7 +206,7 @@ async def workers(
             context = await stack.enter_async_context(
                 service_context(broker, store, name, worker_roles, named)
             )
-            app = apps[name] = WorkerApp(context, named)
+            app = apps[name] = await WorkerApp.open(context, named)
             stack.push_async_callback(app.close)
             record = await app.start()
             await context.bus.subscribe(subjects.instance(context.instance), dispatch(app.handlers()))

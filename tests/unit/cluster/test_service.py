@@ -320,6 +320,46 @@ async def test_a_start_that_fails_ends_with_status_1_and_closes(cluster: Cluster
     assert apps[0].steps == ["start", "close"]
 
 
+async def test_what_takes_long_to_build_is_awaited(cluster: Cluster) -> None:
+    building, gate = asyncio.Event(), asyncio.Event()
+
+    async def build(context: ServiceContext) -> EchoApp:
+        building.set()
+        await gate.wait()
+        return cluster.build(context)
+
+    cluster.launch(build=build)
+    await asyncio.wait_for(building.wait(), WAIT_S)
+    assert cluster.store.entries.keys() == {keys.SEED}
+    gate.set()
+    await cluster.registered()
+    assert await cluster.end() == 0
+
+
+async def test_a_signal_ends_what_is_built_still(cluster: Cluster) -> None:
+    building = asyncio.Event()
+
+    async def build(_: ServiceContext) -> EchoApp:
+        building.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    cluster.launch(build=build)
+    await asyncio.wait_for(building.wait(), WAIT_S)
+    assert await cluster.end() == 0
+
+
+async def test_a_setting_that_turns_out_wrong_while_it_is_built_is_told(cluster: Cluster) -> None:
+    async def build(_: ServiceContext) -> EchoApp:
+        await asyncio.sleep(0)
+        raise ConfigError("ssd_folder: no such disk")
+
+    cluster.launch(build=build)
+    assert cluster.running is not None
+    with pytest.raises(ConfigError, match="no such disk"):
+        await asyncio.wait_for(cluster.running, WAIT_S)
+
+
 async def test_a_service_that_cannot_go_on_ends_with_status_1(cluster: Cluster) -> None:
     cluster.launch()
     await cluster.registered()

@@ -1,6 +1,8 @@
 """A worker whose prompts do not fit into the blocks it computes on: they sink, rise on a hit, outlive it."""
 
+import asyncio
 import json
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -18,7 +20,7 @@ from engine.layout import KVLayout
 from engine.model_folder import ModelConfig
 from kvhash import BLOCK_TOKENS
 from kvindex.core import Tier
-from kvpool import BlockPool
+from kvpool import BlockPool, SsdStore
 from policy.core import RequestId, Role
 from policy.evict import cost_doubles_at_blocks
 
@@ -30,6 +32,7 @@ PROMPT_TOKENS = 321
 PROMPT_BLOCKS = PROMPT_TOKENS // 16
 PROMPTS = 10
 """With their answers well over what the compute tier holds."""
+ANSWERED_S_MAX = 5.0
 ANSWER_TOKENS = 4
 
 
@@ -144,6 +147,23 @@ async def test_files_of_another_cluster_start_empty(tiny: Path, tmp_path: Path) 
         await cluster.quiet()
     async with worker(tiny, **{**chosen, "dtype": "bfloat16", "backend": "torch"}) as cluster:
         assert cluster.apps["w"]._node.pool.inventory()[1] == []
+
+
+async def test_the_servers_are_answered_while_files_are_allocated(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop, answered = asyncio.get_running_loop(), threading.Event()
+    waits: list[bool] = []
+    open_store = SsdStore.open
+
+    def slow(*arguments: object) -> SsdStore:
+        loop.call_soon_threadsafe(answered.set)
+        waits.append(answered.wait(ANSWERED_S_MAX))
+        return open_store(*arguments)
+
+    monkeypatch.setattr(SsdStore, "open", slow)
+    async with worker(tiny, **settings(tiny, tmp_path)):
+        assert waits == [True]
 
 
 async def test_a_name_that_is_in_use_is_refused(tiny: Path, tmp_path: Path) -> None:
