@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 
-from kvindex.core import InstanceId
 from policy.cost import step_s
 from policy.evict import BlockUse
 from simulator.batch import Decoding
@@ -20,10 +19,6 @@ class DecodeDuty:
         """Called when blocks came free."""
         self._held: dict[SimulatedRequest, tuple[int, ...]] = {}
         """The prefix in this pool that need not be sent, kept while the request is here."""
-
-    @property
-    def instance(self) -> InstanceId:
-        return self._node.instance
 
     def reserve(self, request: SimulatedRequest) -> int | None:
         """How many blocks of its prompt are here already, or None where it is refused: second admission, as
