@@ -98,6 +98,9 @@ class GenerationRequest(Struct, kw_only=True):
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
     return_token_ids: bool | None = None
+    priority: int | None = None
+    ttft_ms_max: float | None = None
+    tbt_ms_max: float | None = None
     user: str | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
@@ -119,7 +122,6 @@ class CompletionRequest(GenerationRequest, kw_only=True):
 _GENERATION_NEUTRAL: Neutral = {
     "metadata": (None, {}),
     "n": (None, 1),
-    "priority": (None, 0),
     "service_tier": (None, "auto", "default"),
     "skip_special_tokens": (None, True),
 }

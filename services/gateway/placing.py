@@ -6,7 +6,7 @@ there.
 
 import asyncio
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from cluster import subjects
 from cluster.bus import Bus
@@ -23,6 +23,7 @@ from cluster.messages import (
 )
 from cluster.tracing import TraceContext
 from gateway.text import Prompt
+from gateway.validate import Urgency
 from kvhash import BLOCK_TOKENS, HASH_BYTES, BlockHash, Namespace, extend
 from kvindex.core import InstanceId
 from policy.core import Placement, Rejection, RequestId, SamplingParams, ScheduleRequest
@@ -57,12 +58,15 @@ class Order:
     trace: TraceContext
     structure_param: str | None = None
     """What the client called `sampling.structure`."""
+    urgency: Urgency = field(default_factory=Urgency)
 
 
 def schedule_request(
-    order: Order, ask: AskPlacement, output_token_ids: bytes, deadline_s: float
+    order: Order, ask: AskPlacement, output_token_ids: bytes, *, waited_s: float, deadline_s: float
 ) -> ScheduleRequest:
-    """The question for a placement; after a loss the output so far counts as prompt."""
+    """The question for a placement; after a loss the output so far counts as prompt. Of the time to the
+    first token `waited_s` is gone already."""
+    ttft_ms_max = order.urgency.ttft_ms_max
     output_tokens = len(output_token_ids) // TOKEN_ID_BYTES
     return ScheduleRequest(
         request_id=order.request_id,
@@ -73,6 +77,9 @@ def schedule_request(
         output_tokens_max=order.sampling.output_tokens_max - output_tokens,
         block_hashes=_all_hashes(order, output_token_ids)[: MATCH_BLOCKS_MAX * HASH_BYTES],
         deadline_s=deadline_s,
+        priority=order.urgency.priority,
+        ttft_ms_max=None if ttft_ms_max is None else max(0.0, ttft_ms_max - waited_s * 1e3),
+        tbt_ms_max=order.urgency.tbt_ms_max,
         excluded=ask.excluded,
         resumed=ask.resumed,
         samples=order.sampling.samples,
@@ -128,6 +135,7 @@ async def submit(
         prompt_parts=len(parts),
         output_token_ids=output_token_ids,
         deadline_s=deadline_s,
+        priority=order.urgency.priority,
         output_tokens_expected=placement.output_tokens_expected,
     )
     messages: list[PromptPart | Submit] = [

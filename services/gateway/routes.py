@@ -201,6 +201,7 @@ class Api:
             sampling=sampling,
             trace=call.trace,
             structure_param=generation.structure.param if generation.structure else None,
+            urgency=generation.urgency,
         )
         text = AnswerText(
             self._model.token_bytes,

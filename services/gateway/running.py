@@ -200,7 +200,11 @@ class RunningRequest:
     async def _ask_placement(self, ask: answer.AskPlacement) -> Event:
         self._metrics.placements.inc()
         question = placing.schedule_request(
-            self.order, ask, bytes(self._output_token_ids), self._seconds_left()
+            self.order,
+            ask,
+            bytes(self._output_token_ids),
+            waited_s=asyncio.get_running_loop().time() - self._arrived_at_s,
+            deadline_s=self._seconds_left(),
         )
         return await placing.ask_placement(
             self._bus, question, self.order.trace, self._limits.schedule_timeout_s

@@ -28,6 +28,9 @@ STOP_STRING_CHARS_MAX = 1024
 STOP_TOKEN_IDS_MAX = 64
 USER_CHARS_MAX = 512
 TOKEN_ID_DIGITS_MAX = 10
+PRIORITY_MIN, PRIORITY_MAX = -100, 100
+TTFT_MS_MIN, TTFT_MS_MAX = 1.0, 3_600_000.0
+TBT_MS_MIN, TBT_MS_MAX = 0.1, 60_000.0
 COMPLETION_TOKENS_DEFAULT = 16
 """What OpenAI's text completions generate where nobody says; a chat answers as long as there is room."""
 
@@ -41,6 +44,16 @@ class ModelLimits:
     context_tokens_max: int
     vocabulary_tokens: int
     end_token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Urgency:
+    """How the answer is to be served: a higher priority goes first under pressure; targets that the cluster
+    cannot meet get the request refused. None: the cluster's own target."""
+
+    priority: int = 0
+    ttft_ms_max: float | None = None
+    tbt_ms_max: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +82,7 @@ class Generation:
     stop: tuple[str, ...]
     stop_token_ids: tuple[int, ...]
     structure: NamedStructure | None
+    urgency: Urgency
 
 
 def check_model(name: str, limits: ModelLimits) -> None:
@@ -200,7 +214,19 @@ def _check(
         stop=_stop_strings(request.stop),
         stop_token_ids=tuple(dict.fromkeys((*end_token_ids, *client_stop_ids))),
         structure=structure,
+        urgency=_urgency(request),
     )
+
+
+def _urgency(request: GenerationRequest) -> Urgency:
+    for param, value_ms, low_ms, high_ms in (
+        ("ttft_ms_max", request.ttft_ms_max, TTFT_MS_MIN, TTFT_MS_MAX),
+        ("tbt_ms_max", request.tbt_ms_max, TBT_MS_MIN, TBT_MS_MAX),
+    ):
+        if value_ms is not None:
+            check_range(param, value_ms, low_ms, high_ms)
+    priority = in_range("priority", request.priority, 0, PRIORITY_MIN, PRIORITY_MAX)
+    return Urgency(priority, request.ttft_ms_max, request.tbt_ms_max)
 
 
 def _top_p(value: float | None) -> float:

@@ -420,3 +420,27 @@ class TestNotices:
         assert metrics.registry.get_sample_value("moonpool_gateway_given_up_notices_total") == 2
         await notices.close()
         assert notices.under_way == 0
+
+
+async def test_what_decides_about_a_request_is_told_to_the_conductor_and_to_the_workers(folder) -> None:
+    async with running_cluster(folder) as cluster:
+
+        async def place(request) -> Placement:
+            return Placement(request.request_id, request.attempt, PREFILL, DECODE, output_tokens_expected=17)
+
+        cluster.place = place
+        asking, submit = await begin(cluster, priority=-2, ttft_ms_max=30_000, tbt_ms_max=80)
+        asked = cluster.scheduled[0]
+        assert (asked.priority, asked.tbt_ms_max, asked.samples) == (-2, 80, 1)
+        assert 0 < asked.ttft_ms_max < 30_000, "what is left of it"
+        assert (submit.work.priority, submit.work.output_tokens_expected) == (-2, 17)
+        await cluster.decode.say(submit, ids("fox"))
+        assert (await asking)[0] == 200
+
+
+async def test_a_request_that_names_no_targets_leaves_them_to_the_cluster(cluster) -> None:
+    asking, submit = await begin(cluster)
+    asked = cluster.scheduled[0]
+    assert (asked.priority, asked.ttft_ms_max, asked.tbt_ms_max) == (0, None, None)
+    await cluster.decode.say(submit, ids("fox"))
+    assert (await asking)[0] == 200

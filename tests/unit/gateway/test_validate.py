@@ -16,6 +16,7 @@ from gateway.validate import (
     STOP_STRINGS_MAX,
     Generation,
     ModelLimits,
+    Urgency,
     check_chat,
     check_completion,
     check_model,
@@ -358,3 +359,26 @@ def test_any_bytes_are_taken_or_refused(body: bytes) -> None:
     for decode in (decode_chat, decode_completion):
         with pytest.raises(ApiError):
             decode(body)
+
+
+def test_urgency() -> None:
+    assert chat().urgency == Urgency()
+    asked = chat(priority=-3, ttft_ms_max=1500, tbt_ms_max=49.5).urgency
+    assert asked == Urgency(priority=-3, ttft_ms_max=1500.0, tbt_ms_max=49.5)
+
+
+@pytest.mark.parametrize(
+    ("param", "value"),
+    [
+        ("priority", 101),
+        ("priority", -101),
+        ("priority", 0.5),
+        ("ttft_ms_max", 0),
+        ("ttft_ms_max", 4_000_000),
+        ("ttft_ms_max", "soon"),
+        ("tbt_ms_max", 0.01),
+        ("tbt_ms_max", 61_000),
+    ],
+)
+def test_urgency_out_of_range_is_refused_by_name(param, value) -> None:
+    assert refused(**{param: value}).param == param

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from tests.support.eventually import eventually
-from tests.support.workers import TOKENS, Workers, prompt, workers
+from tests.support.workers import TOKENS, Workers, packed, prompt, workers
 
 from cluster.messages import Cancel, Finish
 from kvhash import HASH_BYTES
@@ -66,3 +66,18 @@ async def test_only_the_last_are_listed_and_all_are_counted(tiny: Path) -> None:
         assert [str(ended.request_id) for ended in load.ended] == [
             f"r{i}" for i in range(6, ENDED_LISTED_MAX + 6)
         ]
+
+
+async def test_what_its_placement_expects_is_told_in_the_load(pair: Workers) -> None:
+    """Of the answer as a whole: an attempt that goes on after a loss expects what is left."""
+    await pair.submit("a", prompt(40), 300, output_tokens_expected=9, priority=-1)
+    queued = pair.apps["p"].load().queued[0]
+    assert (queued.output_tokens_expected, queued.priority, queued.samples) == (9, -1, 1)
+    await pair.submit("b", prompt(20), 300, output_token_ids=packed([5, 6, 7]), output_tokens_expected=9)
+    await pair.ear.wait(lambda: pair.ear.answer("a") and pair.ear.answer("b"))
+    await eventually(lambda: len(pair.apps["d"].load().running) == 2)
+    told = {str(r.request_id): r for r in pair.apps["d"].load().running}
+    assert (told["a"].output_tokens_expected, told["a"].priority) == (9, -1)
+    assert told["b"].output_tokens_expected == 12
+    for name in "ab":
+        await pair.ear.ask("d", Cancel(RequestId(name), 0))
