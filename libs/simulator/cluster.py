@@ -121,6 +121,7 @@ class _Cluster:
         assert len(request.gaps_s) == request.output_tokens - 1, "tokens lost or repeated"
         served = Served(
             ttft_s=first_token_s + self._setup.message_s - request.arrived_s,
+            predicted_ttft_s=placement.predicted_ttft_ms / 1e3,
             tbt_s=tail_mean_s(request.gaps_s),
             done_at_s=self._events.now_s + self._setup.message_s,
             prefill=placement.prefill,

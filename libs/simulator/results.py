@@ -18,6 +18,8 @@ TBT_SHARE = 0.1
 @dataclass(frozen=True, slots=True)
 class Served:
     ttft_s: float
+    predicted_ttft_s: float
+    """When it was placed."""
     tbt_s: float | None
     done_at_s: float
     prefill: InstanceId
@@ -74,6 +76,8 @@ class Summary:
     """From the first arrival to the end of the last request."""
     goodput_per_s: float
     ttft_s: Distribution | None
+    ttft_error: Distribution | None
+    """How far predictions were off, in shares of what came."""
     tbt_s: Distribution | None
     hit_rate: float
     """Prompt tokens that were cached, of all that were served."""
@@ -120,6 +124,9 @@ def summary(results: Sequence[RequestResult], ttft_s_max: float, tbt_s_max: floa
         duration_s=last_s - first_s,
         goodput_per_s=in_targets / (last_s - first_s) if last_s > first_s else 0.0,
         ttft_s=distribution([one.ttft_s for one in served]),
+        ttft_error=distribution(
+            [abs(one.predicted_ttft_s / one.ttft_s - 1) for one in served if one.ttft_s > 0.0]
+        ),
         tbt_s=distribution([one.tbt_s for one in served if one.tbt_s is not None]),
         hit_rate=sum(one.cached_tokens for one in served) / prompt_tokens if prompt_tokens else 0.0,
     )

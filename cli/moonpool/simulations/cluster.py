@@ -8,16 +8,18 @@ arguments print the same bytes.
     {"trace": path, "prefill", "decode", "coupled": instances, "policy", "admission", "speedup",
      "model", "efficiency", "reuse": bool, "seed", "pool_tokens", "ttft_s_max", "tbt_s_max",
      "requests", "served", "rejected": {reason: requests}, "in_targets", "ttft_in_target", "tbt_in_target",
-     "duration_s", "goodput_per_s", "ttft_s": D, "tbt_s": D, "hit_rate",
+     "duration_s", "goodput_per_s", "ttft_s": D, "ttft_error": D, "tbt_s": D, "hit_rate",
      "preempted", "evicted_blocks", "moved_bytes", "busy": {instance: share}, "events",
      "load": [{"at_s", "prefill_requests", "prefill_tokens", "decode_requests", "decode_kv_tokens"}, …],
      "per_request": [{"index", "arrived_s", "prompt_tokens", "output_tokens", "attempts", "rejected",
-                      "ttft_s", "tbt_s", "done_at_s", "prefill", "decode", "cached_tokens"}, …]}
+                      "ttft_s", "predicted_ttft_s", "tbt_s", "done_at_s", "prefill", "decode",
+                      "cached_tokens"}, …]}
 
 `D` is {"mean", "p50", "p90", "p99", "max"}, null where there is nothing to count. TTFT and TBT are those of
-`simulator.results`, goodput counts requests that met both targets. `busy` is the share of the duration in
-which an engine computed. `per_request` is there with `--per-request`; its `rejected` is null for a request
-that was served, and what only those have is null for the others.
+`simulator.results`, `ttft_error` is how far predicted TTFTs were off, in shares of the actual ones; goodput
+counts requests that met both targets. `busy` is the share of the duration in which an engine computed.
+`per_request` is there with `--per-request`; its `rejected` is null for a request that was served, and what
+only those have is null for the others.
 """
 
 import argparse
@@ -206,6 +208,7 @@ def as_table(run: SimulatedRun, told: Summary) -> str:
         ("goodput", f"{told.goodput_per_s:.3f} requests/s over {told.duration_s:.0f} s"),
         ("hit rate", f"{told.hit_rate:.1%} of prompt tokens"),
         ("TTFT s", _distribution(told.ttft_s)),
+        ("TTFT predicted", f"{_distribution(told.ttft_error)} off"),
         ("TBT s", _distribution(told.tbt_s)),
         ("busy", f"{min(busy.values()):.1%} to {max(busy.values()):.1%} of an instance's time"),
         ("moved", f"{run.moved_bytes / 1e12:.2f} TB between instances"),
@@ -234,6 +237,7 @@ def _result(result: RequestResult) -> dict[str, object]:
         "attempts": result.attempts,
         "rejected": result.rejected,
         "ttft_s": served and served.ttft_s,
+        "predicted_ttft_s": served and served.predicted_ttft_s,
         "tbt_s": served and served.tbt_s,
         "done_at_s": served and served.done_at_s,
         "prefill": served and served.prefill,

@@ -35,7 +35,7 @@ def ttfts_s(requests: Sequence[TracedRequest], setup: ClusterSetup) -> list[floa
 
 def test_a_lone_request_is_prefilled_sent_and_decoded() -> None:
     (one,) = served(simulate_cluster([traced(0, 4, 1, 2)], round_setup()))
-    assert one.ttft_s == pytest.approx(1.024)
+    assert one.ttft_s == one.predicted_ttft_s == pytest.approx(1.024)
     # Its first gap is the longest of three: the rest of the handover and a step.
     assert one.tbt_s == pytest.approx(SENT_S + 0.011)
     assert one.done_at_s == pytest.approx(1.024 + SENT_S + 3 * 0.011)
