@@ -10,7 +10,7 @@ requests, drawn by name, leaves nothing: they never starve, and who asks again i
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from heapq import nsmallest
 from math import inf
 
@@ -122,7 +122,8 @@ def room_refusal(joining: Joining, candidates: Sequence[DecodeCandidate]) -> Ref
 def steps_in_time(
     joining: Joining, chosen: DecodeCandidate, candidates: Sequence[DecodeCandidate]
 ) -> DecodeCandidate | Refusal:
-    """`chosen`, or where it misses the target the next best that does not."""
+    """`chosen`, or where it misses the target the next best that does not; with the step that it was
+    admitted by."""
     if joining.targets.tbt_s_max == inf:
         return chosen
     others = [candidate for candidate in candidates if candidate is not chosen]
@@ -132,7 +133,7 @@ def steps_in_time(
         step_s_max = _step_s_max(joining, candidate)
         predicted_s = _predicted_step_s(joining, candidate)
         if predicted_s <= step_s_max:
-            return candidate
+            return replace(candidate, step_s=predicted_s)
         least_s = min(least_s, predicted_s)
     detail = f"{least_s:.4f} s between tokens predicted, wanted within {joining.targets.tbt_s_max:.4f} s"
     return Refusal(RejectReason.TBT, detail, _drain_s(joining, (chosen, *nearest)))

@@ -24,7 +24,7 @@ from tests.support.views import (
 )
 
 from kvindex.core import InstanceId, InstanceMatch
-from policy.choice import PlacementLimits, Strategy
+from policy.choice import AdmissionMode, PlacementLimits, Strategy
 from policy.core import CostCoefficients, InstanceState, Placement, Rejection, RejectReason, Role
 from policy.place import place
 from policy.predict import reserved_blocks
@@ -287,12 +287,12 @@ def views(draw: st.DrawFn) -> ClusterView:
     return view_of(*known)
 
 
-def serves(candidate: InstanceView, role: Role, prompt_tokens: int) -> bool:
+def serves(candidate: InstanceView, role: Role, prompt_tokens: int, samples: int) -> bool:
     return (
         role in candidate.roles
         and (candidate.model, candidate.fingerprint) == (request().model, request().fingerprint)
         and not candidate.draining
-        and candidate.blocks >= reserved_blocks(prompt_tokens, BLOCK_TOKENS)
+        and candidate.blocks >= reserved_blocks(prompt_tokens, BLOCK_TOKENS, samples)
     )
 
 
@@ -304,27 +304,45 @@ def serves(candidate: InstanceView, role: Role, prompt_tokens: int) -> bool:
     ttft_ms_max=st.none() | st.floats(1, 10_000),
     tbt_ms_max=st.none() | st.floats(1, 500),
     resumed=st.booleans(),
+    samples=st.integers(1, 4),
+    priority=st.integers(-2, 2),
+    strategy=st.sampled_from(Strategy),
+    admission=st.sampled_from(AdmissionMode),
 )
 def test_a_placement_keeps_every_promise(
-    view, prompt_tokens, excluded, matches, ttft_ms_max, tbt_ms_max, resumed
+    view,
+    prompt_tokens,
+    excluded,
+    matches,
+    ttft_ms_max,
+    tbt_ms_max,
+    resumed,
+    samples,
+    priority,
+    strategy,
+    admission,
 ):
+    limits = PlacementLimits(strategy=strategy, admission=admission)
     asked = request(
         prompt_tokens=prompt_tokens,
         excluded=tuple(excluded),
         ttft_ms_max=ttft_ms_max,
         tbt_ms_max=tbt_ms_max,
         resumed=resumed,
+        samples=samples,
+        priority=priority,
     )
     held = tuple(match(InstanceId(name), blocks) for name, blocks in matches.items())
-    decision = place(view, asked, held, LIMITS, 100.0)
+    decision = place(view, asked, held, limits, 100.0)
 
     reordered = ClusterView(dict(reversed(view.instances.items())), view.bookings)
-    assert place(reordered, asked, held[::-1], LIMITS, 100.0) == decision
+    assert place(reordered, asked, held[::-1], limits, 100.0) == decision
     assert (decision.request_id, decision.attempt) == (asked.request_id, asked.attempt)
     if isinstance(decision, Rejection):
         assert decision.detail
         assert LIMITS.retry_after_s_min <= decision.retry_after_s <= LIMITS.retry_after_s_max
-        assert not resumed or decision.reason is RejectReason.NO_INSTANCE
+        asks = admission is not AdmissionMode.NONE and not resumed
+        assert asks or decision.reason is RejectReason.NO_INSTANCE
         return
     for name, role in ((decision.prefill, Role.PREFILL), (decision.decode, Role.DECODE)):
         used = view.instances[name]
@@ -333,11 +351,15 @@ def test_a_placement_keeps_every_promise(
         assert not used.draining
         if name in excluded:
             free = [other for other in view.instances.values() if other.instance not in excluded]
-            assert not any(serves(other, role, prompt_tokens) for other in free)
-        assert used.blocks >= reserved_blocks(prompt_tokens, BLOCK_TOKENS)
+            assert not any(serves(other, role, prompt_tokens, samples) for other in free)
+        assert used.blocks >= reserved_blocks(prompt_tokens, BLOCK_TOKENS, samples)
     assert decision.prefix_blocks * BLOCK_TOKENS < prompt_tokens
     assert (decision.source is None) == (decision.prefix_blocks == 0)
     assert decision.prefix_blocks <= matches.get(decision.source or "", 0)
-    if not resumed:
+    assert decision.output_tokens_expected is not None
+    assert 1 <= decision.output_tokens_expected <= asked.output_tokens_max
+    if strategy not in (Strategy.KVCACHE_CENTRIC, Strategy.JOINT):
+        assert decision.source in (None, decision.prefill)
+    if not resumed and admission is not AdmissionMode.NONE:
         assert ttft_ms_max is None or decision.predicted_ttft_ms <= ttft_ms_max * (1 + 1e-9)
         assert tbt_ms_max is None or decision.predicted_tbt_ms <= tbt_ms_max * (1 + 1e-9)
