@@ -181,7 +181,7 @@ def _predicted_step_s(joining: Joining, candidate: DecodeCandidate) -> float:
 
 
 def _forecast(joining: Joining, candidate: DecodeCandidate) -> Forecast:
-    arrivals = joining.outlook.arrivals(candidate.instance)
+    arrivals = joining.outlook.arrivals(candidate.instance.instance)
     return forecast(candidate.instance, candidate.load, arrivals, joining.now_s)
 
 

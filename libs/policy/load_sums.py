@@ -33,6 +33,8 @@ class Coming:
     kv_tokens: int
     samples: int
     output_tokens_expected: int | None
+    blocks: int
+    """Of its reservation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +54,9 @@ class LoadSums:
 NO_LOAD = LoadSums(DecodeLoad(), frozenset(), frozenset(), (), 0.0, 0)
 
 
-def load_sums(load: LoadSnapshot) -> LoadSums:
-    coming = tuple(_coming(load))
+def load_sums(load: LoadSnapshot, block_tokens: int) -> LoadSums:
+    """Blocks are of one size at an instance and at the decodes that it works for."""
+    coming = tuple(_coming(load, block_tokens))
     running_keys = frozenset((request.request_id, request.attempt) for request in load.running)
     queued_keys = {request.key for request in coming}
     ended_keys = {(request.request_id, request.attempt) for request in load.ended}
@@ -71,16 +74,23 @@ def load_sums(load: LoadSnapshot) -> LoadSums:
     )
 
 
-def _coming(load: LoadSnapshot) -> Iterator[Coming]:
+def reserved_blocks(prompt_tokens: int, block_tokens: int, samples: int = 1) -> int:
+    """Blocks of a reservation: the prompt's, the last one perhaps partial, plus one for each sample."""
+    return -(-prompt_tokens // block_tokens) + samples
+
+
+def _coming(load: LoadSnapshot, block_tokens: int) -> Iterator[Coming]:
     cost = load.cost or ASSUMED_COST
     done_s = 0.0
     for request in load.queued:
         done_s += prefill_s(cost, request.new_tokens, request.prefix_tokens)
+        kv_tokens = request.new_tokens + request.prefix_tokens
         yield Coming(
             (request.request_id, request.attempt),
             request.decode,
             done_s,
-            request.new_tokens + request.prefix_tokens,
+            kv_tokens,
             request.samples,
             request.output_tokens_expected,
+            reserved_blocks(kv_tokens, block_tokens, request.samples),
         )

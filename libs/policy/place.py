@@ -21,9 +21,10 @@ from policy.admit import (
 from policy.choice import AdmissionMode, PlacementLimits, silent
 from policy.core import Placement, Rejection, RejectReason, Role, ScheduleRequest
 from policy.lengths import expected_tokens
+from policy.load_sums import reserved_blocks
 from policy.place_decode import DecodeCandidate, choose_decode, decode_candidates
 from policy.place_prefill import PrefillCandidate, extents_of, prefill_question
-from policy.predict import outlook, reserved_blocks
+from policy.predict import outlook
 from policy.strategies import STRATEGIES
 from policy.view import ClusterView, InstanceView
 

@@ -51,16 +51,16 @@ class Outlook:
     priority_max: int
     """Of all requests that the cluster is busy with; at least 0, which is a request's that names none."""
 
-    def arrivals(self, decode: InstanceView) -> list[Arrival]:
+    def arrivals(self, decode: InstanceId) -> list[Arrival]:
         return [
             Arrival(
                 max(0.0, done_s - self.now_s),
                 request.kv_tokens,
                 request.samples,
                 request.output_tokens_expected,
-                reserved_blocks(request.kv_tokens, decode.block_tokens, request.samples),
+                request.blocks,
             )
-            for done_s, request in self.coming.get(decode.instance, ())
+            for done_s, request in self.coming.get(decode, ())
         ]
 
 
@@ -94,23 +94,16 @@ def outlook(view: ClusterView, now_s: float) -> Outlook:
             free_at_s[name] = max(free_at_s.get(name, prefill.heard_at_s), booked_at_s) + work_s
             coming.append((free_at_s[name], booking))
         priorities.append(booking.priority)
-    by_decode = _by_decode(view, coming)
+    by_decode = _by_decode(view, coming, loads)
     backlogs = dict.fromkeys(view.instances, NO_BACKLOG)
     for name, count in requests.items():
         backlogs[name] = PrefillBacklog(count, max(0.0, free_at_s[name] - now_s))
-    for name, arriving in by_decode.items():
-        loads[name] = _load(view.instances[name], arriving)
     return Outlook(now_s, backlogs, by_decode, loads, max(priorities))
 
 
 def step_with_s(instance: InstanceView, load: DecodeLoad, kv_tokens: int, samples: int = 1) -> float:
     """Time of a step at `instance` once a request of `kv_tokens` a sample has joined `load`."""
     return step_s(cost_of(instance), load.sequences + samples, load.kv_tokens + samples * kv_tokens)
-
-
-def reserved_blocks(prompt_tokens: int, block_tokens: int, samples: int = 1) -> int:
-    """Blocks of a reservation: the prompt's, the last one perhaps partial, plus one for each sample."""
-    return -(-prompt_tokens // block_tokens) + samples
 
 
 def present_load(instance: InstanceView) -> DecodeLoad:
@@ -127,10 +120,13 @@ def room_blocks(instance: InstanceView, load: DecodeLoad) -> int:
 
 
 def _by_decode(
-    view: ClusterView, coming: Sequence[tuple[float, Coming | Booking]]
+    view: ClusterView,
+    coming: Sequence[tuple[float, Coming | Booking]],
+    loads: dict[InstanceId, DecodeLoad],
 ) -> dict[InstanceId, list[tuple[float, Coming | Booking]]]:
-    """Without what decode has reserved for already, and each request once."""
+    """Without what decode has reserved for already, and each request once. Adds it all to `loads`."""
     found: dict[InstanceId, list[tuple[float, Coming | Booking]]] = {}
+    added: dict[InstanceId, list[int]] = {}
     counted: set[RequestKey] = set()
     for arriving in coming:
         request = arriving[1]
@@ -139,18 +135,14 @@ def _by_decode(
         if decode is None or key in counted or key in decode.sums.running_keys:
             continue
         counted.add(key)
-        if name in found:
-            found[name].append(arriving)
-        else:
-            found[name] = [arriving]
+        if name not in found:
+            found[name], added[name] = [], [0, 0, 0]
+        found[name].append(arriving)
+        sums = added[name]
+        sums[0] += request.samples
+        sums[1] += request.samples * request.kv_tokens
+        sums[2] += request.blocks
+    for name, (sequences, kv_tokens, blocks) in added.items():
+        present = loads[name]
+        loads[name] = DecodeLoad(present.sequences + sequences, present.kv_tokens + kv_tokens, blocks)
     return found
-
-
-def _load(instance: InstanceView, arriving: Sequence[tuple[float, Coming | Booking]]) -> DecodeLoad:
-    present, block_tokens = instance.sums.present, instance.block_tokens
-    sequences, kv_tokens, blocks = present.sequences, present.kv_tokens, 0
-    for _, request in arriving:
-        sequences += request.samples
-        kv_tokens += request.samples * request.kv_tokens
-        blocks += reserved_blocks(request.kv_tokens, block_tokens, request.samples)
-    return DecodeLoad(sequences, kv_tokens, blocks)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from kvindex.core import InstanceId
 from policy.core import EndedRequest, InstanceState, LoadSnapshot, Placement, RequestId, Role
 from policy.lengths import OutputLengths, with_ended
-from policy.load_sums import NO_LOAD, LoadSums, RequestKey, load_sums
+from policy.load_sums import NO_LOAD, LoadSums, RequestKey, load_sums, reserved_blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,8 @@ class InstanceView:
     """Of `load`, once a snapshot and not once a decision."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "sums", NO_LOAD if self.load is None else load_sums(self.load))
+        sums = NO_LOAD if self.load is None else load_sums(self.load, self.block_tokens)
+        object.__setattr__(self, "sums", sums)
 
     @property
     def draining(self) -> bool:
@@ -53,6 +54,8 @@ class Booking:
     new_tokens: int
     prefix_tokens: int
     booked_at_s: float
+    blocks: int
+    """Of its reservation at decode."""
     samples: int = 1
     priority: int = 0
     output_tokens_expected: int | None = None
@@ -163,6 +166,7 @@ def with_placement(
         new_tokens=max(0, prompt_tokens - prefix_tokens),
         prefix_tokens=prefix_tokens,
         booked_at_s=now_s,
+        blocks=reserved_blocks(max(prompt_tokens, prefix_tokens), prefill.block_tokens, samples),
         samples=samples,
         priority=priority,
         output_tokens_expected=placement.output_tokens_expected,

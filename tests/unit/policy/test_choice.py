@@ -15,7 +15,7 @@ pytestmark = pytest.mark.unit
 
 def heard(count: int, *, elsewhere: bool = True, at_s: float = 1.0) -> ClusterView:
     bookings = (
-        Booking(RequestId(f"b{i}"), 1, P1, D1, 100, 0, at_s, elsewhere=elsewhere) for i in range(count)
+        Booking(RequestId(f"b{i}"), 1, P1, D1, 100, 0, at_s, 8, elsewhere=elsewhere) for i in range(count)
     )
     return ClusterView({}, {booking.request_id: booking for booking in bookings})
 

@@ -26,8 +26,8 @@ from tests.support.views import (
 from kvindex.core import InstanceId, InstanceMatch
 from policy.choice import AdmissionMode, PlacementLimits, Strategy
 from policy.core import CostCoefficients, InstanceState, Placement, Rejection, RejectReason, Role
+from policy.load_sums import reserved_blocks
 from policy.place import place
-from policy.predict import reserved_blocks
 from policy.view import ClusterView, InstanceView, with_placement
 
 pytestmark = pytest.mark.unit

@@ -38,7 +38,7 @@ QUAD = view_of(prefill("p1"), prefill("p2"), decode("d1"), decode("d2"))
 
 
 def booking(name: str = "r", attempt: int = 1, prefill_name=P1, decode_name=D1, at_s: float = 0.0) -> Booking:
-    return Booking(RequestId(name), attempt, prefill_name, decode_name, 900, 100, at_s)
+    return Booking(RequestId(name), attempt, prefill_name, decode_name, 900, 100, at_s, 64)
 
 
 class TestInstances:
