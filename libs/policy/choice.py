@@ -106,9 +106,10 @@ def in_turn(
     choose: Callable[[Sequence[CandidateT]], CandidateT],
     taken: Callable[[CandidateT], CandidateT],
     value_s: Callable[[CandidateT], float],
+    target_s: float,
 ) -> CandidateT:
     """What `choose` chooses once `turn` others have each chosen; `taken(candidate)` is it with one more
-    request."""
+    request. Others are only taken to be there: nobody is sent where the target is missed for them."""
     if not turn:
         return choose(candidates)
     # No more than these can be the best of anybody.
@@ -119,7 +120,8 @@ def in_turn(
         won = choose(left)
         left = [taken(candidate) if candidate is won else candidate for candidate in left]
     won = choose(left)
-    return candidates[numbers[next(number for number, other in enumerate(left) if other is won)]]
+    found = candidates[numbers[next(number for number, other in enumerate(left) if other is won)]]
+    return found if value_s(found) <= target_s else choose(candidates)
 
 
 def spread(request_id: RequestId, instance: InstanceId) -> int:

@@ -109,4 +109,5 @@ def choose_decode(
         choose,
         lambda candidate: candidate.taken(request),
         lambda candidate: candidate.step_s,
+        tbt_s_max,
     )

@@ -73,7 +73,14 @@ def joint(question: PrefillQuestion) -> PrefillCandidate:
         equals = [way for way in equals if way.backlog.requests == requests_min]
         return _first(question, nearly_least(equals, lambda way: way.fetch_s, question.limits, inf))
 
-    return in_turn(_soonest(question), question.turn, choose, PrefillCandidate.taken, lambda way: way.ttft_s)
+    return in_turn(
+        _soonest(question),
+        question.turn,
+        choose,
+        PrefillCandidate.taken,
+        lambda way: way.ttft_s,
+        question.ttft_s_max,
+    )
 
 
 STRATEGIES: Mapping[Strategy, PrefillChoice] = {
@@ -124,7 +131,7 @@ def _least(
         equals = nearly_least(ways, value_s, question.limits, target_s)
         return _first(question, nearly_least(equals, lambda way: way.fetch_s, question.limits, inf))
 
-    return in_turn(ways, question.turn, choose, PrefillCandidate.taken, value_s)
+    return in_turn(ways, question.turn, choose, PrefillCandidate.taken, value_s, target_s)
 
 
 def _first(question: PrefillQuestion, equals: Sequence[PrefillCandidate]) -> PrefillCandidate:

@@ -1,5 +1,6 @@
 from collections import Counter
 from dataclasses import replace
+from math import inf
 
 import pytest
 from hypothesis import given
@@ -37,13 +38,14 @@ class TestTurn:
         assert max(turn_of(RequestId(f"r{i}"), heard(500), 1.0) for i in range(500)) == UNHEARD_MAX
 
 
-def least(turn: int, queues: list[tuple[str, int]]) -> tuple[str, int]:
+def least(turn: int, queues: list[tuple[str, int]], target_s: float = inf) -> tuple[str, int]:
     return in_turn(
         queues,
         turn,
         lambda left: min(left, key=lambda one: one[1]),
         lambda one: (one[0], one[1] + 1),
         lambda one: float(one[1]),
+        target_s,
     )
 
 
@@ -53,6 +55,10 @@ class TestInTurn:
         won = [least(turn, queues) for turn in range(6)]
         assert [name for name, _ in won] == ["a", "a", "c", "a", "b", "c"]
         assert all(one in queues for one in won), "as it is, not as it will be"
+
+    def test_nobody_is_sent_where_the_target_is_missed_for_others_that_may_not_be_there(self):
+        queues = [("a", 0), ("b", 2), ("c", 1)]
+        assert {least(turn, queues, target_s=1.0)[0] for turn in range(6)} == {"a", "c"}
 
     @given(st.lists(st.integers(0, 6), min_size=1, max_size=60), st.integers(0, UNHEARD_MAX))
     def test_all_turns_together_fill_what_is_low_to_one_level(self, lengths, turns):
