@@ -1,5 +1,6 @@
 """The AsyncAPI document says what the code says now, all of it, and real messages are as it says."""
 
+import ast
 import inspect
 from base64 import b64decode
 from collections.abc import Iterator
@@ -27,6 +28,7 @@ pytestmark = pytest.mark.unit
 
 DOCUMENT = BusDocument()
 SENDER = InstanceId("conductor-1")
+WORKER = Path(__file__).parents[3] / "libs" / "worker"
 
 
 def references(tree: Any) -> Iterator[str]:
@@ -37,6 +39,19 @@ def references(tree: Any) -> Iterator[str]:
     if isinstance(tree, list):
         for part in tree:
             yield from references(part)
+
+
+def handled_by_workers() -> set[str]:
+    """Names of the classes that a worker's `handlers` methods have an entry for."""
+    found: set[str] = set()
+    for path in WORKER.glob("*.py"):
+        for function in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(function, ast.FunctionDef) and function.name == "handlers":
+                for node in ast.walk(function):
+                    keys = node.keys if isinstance(node, ast.Dict) else []
+                    keys = [node.slice] if isinstance(node, ast.Subscript) else keys
+                    found |= {key.id for key in keys if isinstance(key, ast.Name)}
+    return found - {"type", "Handler"}
 
 
 def all_subjects() -> set[str]:
@@ -75,6 +90,12 @@ def test_every_kind_is_told_or_answered() -> None:
     assert used == set(MESSAGE_KINDS.values())
     assert DOCUMENT.tree["components"]["messages"].keys() == MESSAGE_KINDS.keys()
     assert all(HandlerFailed in exchange.replies for exchange in exchanges if exchange.replies)
+
+
+def test_an_instance_is_asked_what_its_handlers_take() -> None:
+    (instance,) = (channel for channel in CHANNELS if channel.name == "instance")
+    told = {exchange.message.__name__ for exchange in instance.exchanges}
+    assert told == {"Describe", *handled_by_workers()}
 
 
 def test_no_reference_is_broken() -> None:
