@@ -3,4 +3,6 @@
 from moonpool.arguments import CommandGroup
 from moonpool.simulations import cache, cluster
 
-GROUP = CommandGroup("simulate", "try policies on a trace, without a cluster", (cache.COMMAND, cluster.COMMAND))
+GROUP = CommandGroup(
+    "simulate", "try policies on a trace, without a cluster", (cache.COMMAND, cluster.COMMAND)
+)
