@@ -87,7 +87,7 @@ class WorkerApp:
             prefill_tokens_total=self._node.steps.prefill_tokens_total,
             cached_tokens_total=self._node.cached_tokens_total,
             decode_tokens_total=self._node.steps.decode_tokens_total,
-            cost=self._node.cost,
+            cost=self._node.current_cost(),
             ended=self._node.ended.latest(),
             ended_total=self._node.ended.total,
             lower_tiers=tuple(TierUse(tier.tier, tier.blocks, tier.copies) for tier in stats.tiers),

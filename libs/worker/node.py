@@ -35,6 +35,7 @@ from worker.pool_reporter import PoolReporter
 from worker.pool_tiers import restore
 from worker.preemption import Preempted, SwapCosts
 from worker.prefix_fetch import PrefixFetch
+from worker.slow_reads import SlowReads
 from worker.step_loop import StepLoop
 from worker.transfers import TransferCollector, start_endpoint, transfer_endpoint
 
@@ -102,6 +103,8 @@ class Node:
             self.model.fingerprint, model.vocab_size, model.context_tokens_max, sizes.compute_blocks
         )
         self.cost: CostCoefficients | None = None
+        """As measured at the start."""
+        self.slow_reads = SlowReads()
         self.fetch = PrefixFetch(self)
         self.cached_tokens_total = 0
         self.ended = EndedRequests()
@@ -153,6 +156,10 @@ class Node:
 
     def now_s(self) -> float:
         return asyncio.get_running_loop().time()
+
+    def current_cost(self) -> CostCoefficients | None:
+        """As measured at the start, with what became slower since."""
+        return None if self.cost is None else self.slow_reads.corrected(self.cost, self.now_s())
 
     def keep_running(self, loop: Coroutine[Any, Any, None], what: str) -> None:
         """Run a loop that the instance cannot do without: if it raises, the service ends."""

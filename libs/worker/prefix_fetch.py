@@ -17,7 +17,7 @@ from kvhash import BlockHash
 from kvindex.core import InstanceId, Tier
 from kvpool import NoBlocksError
 from policy.core import CostCoefficients
-from policy.cost import ASSUMED_COST
+from policy.cost import ASSUMED_COST, ssd_read_s
 from worker.avoided_sources import AvoidedSources
 from worker.fetch_metrics import FetchFailure, FetchMetrics
 from worker.fetch_plan import FETCH_S_MAX, FetchPlan, patience_s, worthwhile
@@ -74,7 +74,7 @@ class PrefixFetch:
         plan = FetchPlan(held, local, readable if readable > local else 0)
         if whatever_it_costs or not plan.brings:
             return plan
-        ssd_blocks = sum(blocks for tier, blocks in self._below(hashes, held, local) if tier is Tier.SSD)
+        ssd_blocks = _on_ssd(self._below(hashes, held, local))
         return worthwhile(plan, ssd_blocks, self._cost(), node.layout.block_bytes)
 
     async def bring(
@@ -141,8 +141,9 @@ class PrefixFetch:
         if held >= len(hashes):
             return
         below = self._below(hashes, held, len(hashes))
-        timeout_s = ends_at_s - node.now_s()
-        risen = await node.mover.rise(hashes, timeout_s, len(hashes) - held)
+        started_s = node.now_s()
+        risen = await node.mover.rise(hashes, ends_at_s - started_s, len(hashes) - held)
+        self._took(below, node.now_s() - started_s)
         # Between what is pinned and what rose may lie what others brought up meanwhile.
         block_ids = pool.acquire(hashes)
         pool.release(fetched.block_ids)
@@ -214,6 +215,14 @@ class PrefixFetch:
             self._metrics.read(len(piece), node.layout.block_bytes)
             node.pool_changed()
 
+    def _took(self, below: list[tuple[Tier, int]], elapsed_s: float) -> None:
+        """So long it took to bring up what lay there, or to give it up."""
+        node = self._node
+        ssd_blocks = _on_ssd(below)
+        if ssd_blocks and node.cost is not None:
+            expected_s = ssd_read_s(node.cost, ssd_blocks * node.layout.block_bytes)
+            node.slow_reads.took(expected_s, elapsed_s, node.now_s())
+
     def _failed(self, fetched: Fetched, reason: FetchFailure, detail: str) -> None:
         fetched.detail = f"{reason}: {detail}"
         self._metrics.failed(reason)
@@ -231,4 +240,8 @@ class PrefixFetch:
         return found
 
     def _cost(self) -> CostCoefficients:
-        return self._node.cost or ASSUMED_COST
+        return self._node.current_cost() or ASSUMED_COST
+
+
+def _on_ssd(below: Sequence[tuple[Tier, int]]) -> int:
+    return sum(blocks for tier, blocks in below if tier is Tier.SSD)
