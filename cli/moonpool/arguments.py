@@ -4,6 +4,7 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NoReturn
 
 from moonpool.errors import EXIT_USAGE
@@ -68,6 +69,13 @@ def whole_number(minimum: int, maximum: int) -> Callable[[str], int]:
         return int(text)
 
     return parse
+
+
+def folder(text: str) -> Path:
+    """An argparse type: a folder's path. An empty one is none, though Python takes it for the current one."""
+    if not text:
+        raise argparse.ArgumentTypeError("must be a folder, not ''")
+    return Path(text)
 
 
 def positive(maximum: float, unit: str = "a number") -> Callable[[str], float]:

@@ -21,22 +21,36 @@ _FILE_MODE = 0o600
 def kept_seed(folder: Path) -> bytes:
     """The seed in `folder`, which is made where there is none; of two who make one at once both get the same.
 
-    CommandError where it cannot be read or written, or is none.
+    CommandError where it cannot be read or written, or is none, and where there can be no such folder.
     """
     path = folder / SEED_FILE
+    _make(folder)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
         if not path.exists():
             _write_whole(path, secrets.token_bytes(SEED_BYTES))
         seed = path.read_bytes()
     except OSError as error:
-        raise CommandError(f"--ssd-folder: {path}: {error.strerror or error}") from error
+        raise CommandError(
+            f"--ssd-folder: cannot keep {SEED_FILE} in {folder}: {error.strerror or error}"
+        ) from error
     if len(seed) != SEED_BYTES:
         raise CommandError(
             f"{path} has {len(seed)} bytes, must have {SEED_BYTES}; "
             "without this file the next stack begins anew, and the blocks in the folder are lost"
         )
     return seed
+
+
+def _make(folder: Path) -> None:
+    """CommandError where that cannot be."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except FileExistsError as error:
+        raise CommandError(f"--ssd-folder: {folder} is not a folder") from error
+    except OSError as error:
+        raise CommandError(
+            f"--ssd-folder: cannot make the folder {folder}: {error.strerror or error}"
+        ) from error
 
 
 def _write_whole(path: Path, data: bytes) -> None:

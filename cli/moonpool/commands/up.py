@@ -7,10 +7,9 @@ import math
 import shlex
 import signal
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from moonpool.arguments import PORT_MAX, Command, seconds, whole_number
+from moonpool.arguments import PORT_MAX, Command, folder, seconds, whole_number
 from moonpool.errors import EXIT_OK, UsageError
 from moonpool.run_folder import DEFAULT_NAME, NAME_PATTERN
 
@@ -67,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--ssd-folder",
-        type=Path,
+        type=folder,
         metavar="FOLDER",
         help="where these files are, to be found again by the next run; by default in the folder of the run, "
         "as long as the stack runs",

@@ -35,7 +35,7 @@ def test_the_commands_are_these() -> None:
         "kvmeta-restart",
     )
     benches = [("bench", name) for name in names]
-    simulations = [("simulate", "cache")]
+    simulations = [("simulate", "cache"), ("simulate", "cluster")]
     assert sorted(leaves(COMMANDS)) == sorted(
         [("up",), ("serve",), ("status",), ("chat",), ("replay",), *benches, *simulations]
     )
@@ -57,6 +57,7 @@ def test_every_command_explains_itself(words: tuple[str, ...], capsys: pytest.Ca
         (["up", "--prefill", "-1"], "--prefill"),
         (["up", "--port", "65536"], "65535"),
         (["up", "--threads", "0"], "--threads"),
+        (["up", "--ssd-folder", ""], "--ssd-folder"),
         (["up", "--colour", "red"], "--colour"),
         (["serve", "banana"], "banana"),
         (["chat", "--max-tokens", "0", "hello"], "--max-tokens"),

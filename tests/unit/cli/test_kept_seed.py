@@ -50,5 +50,13 @@ def test_what_is_no_seed_is_told(tmp_path: Path, size_bytes: int) -> None:
 
 def test_a_folder_that_cannot_be_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(CommandError, match=r"--ssd-folder: .*file"):
+    with pytest.raises(CommandError, match=r"^--ssd-folder: \S*/file is not a folder$"):
         kept_seed(tmp_path / "file")
+    with pytest.raises(CommandError, match=r"^--ssd-folder: cannot make the folder \S*/file/below: Not a dir"):
+        kept_seed(tmp_path / "file" / "below")
+
+
+def test_a_seed_that_cannot_be_read_is_told_with_its_folder(tmp_path: Path) -> None:
+    (tmp_path / SEED_FILE).mkdir()
+    with pytest.raises(CommandError, match=f"cannot keep {SEED_FILE} in {tmp_path}: Is a directory"):
+        kept_seed(tmp_path)
