@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable
 
 from moonpool.errors import CommandError
-from moonpool.run_folder import DEFAULT_NAME, StackState, read_state, run_folder
+from moonpool.run_folder import DEFAULT_NAME, StackState, read_state, run_folder, running_names
 
 URL_VARIABLE = "MOONPOOL_URL"
 NATS_VARIABLE = "MOONPOOL_NATS_URL"
@@ -61,7 +61,7 @@ def _first(
 def _running(name: str, instead: str) -> StackState:
     state = read_state(run_folder(name))
     if state is None:
-        raise CommandError(
-            f"no stack named {name!r} runs here; start one with `moonpool up`, or give {instead}"
-        )
+        others = ", ".join(running_names())
+        what_to_do = f"give --name, one of {others}," if others else "start one with `moonpool up`,"
+        raise CommandError(f"no stack named {name!r} runs here; {what_to_do} or give {instead}")
     return state

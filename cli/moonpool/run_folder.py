@@ -92,6 +92,18 @@ def read_state(folder: Path) -> StackState | None:
     return state if _is_alive(state.pid) else None
 
 
+def running_names() -> list[str]:
+    """Names of the stacks that run on this machine, sorted."""
+    return sorted(path.parent.name for path in run_folder("").glob("*/stack.json") if _runs(path.parent))
+
+
+def _runs(folder: Path) -> bool:
+    try:
+        return read_state(folder) is not None
+    except CommandError:
+        return False  # Nobody can be told where it is.
+
+
 def _is_alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)

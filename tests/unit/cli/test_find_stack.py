@@ -57,5 +57,15 @@ def test_bus_and_control_plane_are_found_in_the_same_order(monkeypatch: pytest.M
 
 
 def test_a_stack_that_does_not_run_is_named() -> None:
-    with pytest.raises(CommandError, match="'other'"):
+    with pytest.raises(CommandError, match="'other' runs here; start one with `moonpool up`, or give --url"):
         asked_url("--name", "other")
+
+
+def test_where_others_run_their_names_are_told(home: Path) -> None:
+    running("second")
+    running("another")
+    for broken, text in (("broken", "{"), ("gone", (run_folder("second") / "stack.json").read_text())):
+        run_folder(broken).mkdir()
+        (run_folder(broken) / "stack.json").write_text(text.replace(f'"pid": {os.getpid()}', '"pid": 4194305'))
+    with pytest.raises(CommandError, match="'default' runs here; give --name, one of another, second, or give"):
+        asked_url()
