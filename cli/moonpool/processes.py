@@ -4,12 +4,19 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
+
 LOG_TAIL_BYTES_MAX = 4096
 LOG_TAIL_LINES_MAX = 15
+COMPLAINT_BYTES_MAX = 256 * 1024
+"""Of the end of a log, where a process said why it ended: a line with a traceback fits."""
+COMPLAINT_CHARS_MAX = 500
+UNCONCERNED_LEVELS = frozenset({"debug", "info", "warn", "warning"})
+"""Lines of these levels say nothing of why a process ended."""
 KILL_WAIT_S_MAX = 5.0
 """How long a killed process may take to go; longer means that the kernel holds it."""
 
@@ -83,11 +90,47 @@ class Child:
 
     def log_tail(self) -> str:
         """The last lines that the process wrote."""
+        return "\n".join(self._log_end(LOG_TAIL_BYTES_MAX)[-LOG_TAIL_LINES_MAX:])
+
+    def ending(self) -> str:
+        """How it ended, and why, where it said so itself; to be called once it has ended."""
+        return ending(self._process.returncode or 0, self._log_end(COMPLAINT_BYTES_MAX))
+
+    def _log_end(self, bytes_max: int) -> list[str]:
         with open(self.log_path, "rb") as log:
-            log.seek(max(0, os.fstat(log.fileno()).st_size - LOG_TAIL_BYTES_MAX))
-            lines = log.read().decode("utf-8", "replace").splitlines()
-        return "\n".join(lines[-LOG_TAIL_LINES_MAX:])
+            log.seek(max(0, os.fstat(log.fileno()).st_size - bytes_max))
+            return log.read().decode("utf-8", "replace").splitlines()
 
     def _signal(self, number: signal.Signals) -> None:
         if self._process.returncode is None:
             self._process.send_signal(number)
+
+
+def ending(status: int, log: Sequence[str]) -> str:
+    """`ended with status 2: what it complained of`, or the signal that killed it. `log` is its last lines."""
+    if status < 0:
+        return f"was killed by {_signal_name(-status)}"
+    complaint = next(filter(None, map(_complaint, reversed(log))), "")
+    return f"ended with status {status}" + (f": {complaint[:COMPLAINT_CHARS_MAX]}" if complaint else "")
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _complaint(line: str) -> str:
+    """What a line of a log says is wrong; empty where that is nothing. A line that is no JSON is a last word
+    on standard error; etcd calls `msg` what our services call `message`."""
+    if not line.startswith("{"):
+        return line.strip()
+    try:
+        entry = msgspec.json.decode(line, type=dict[str, object])
+    except msgspec.DecodeError:
+        return ""
+    if entry.get("level") in UNCONCERNED_LEVELS:
+        return ""
+    said = (entry.get("message") or entry.get("msg"), entry.get("reason") or entry.get("error"))
+    return ": ".join(str(text) for text in said if text)

@@ -23,7 +23,7 @@ from engine.errors import ModelFolderError
 from engine.models import resolve_model
 from kvindex.core import InstanceId
 from moonpool.cluster_client import ClusterAddresses, control_plane, registered
-from moonpool.errors import CommandError
+from moonpool.errors import EXIT_USAGE, CommandError, UsageError
 from moonpool.kept_seed import kept_seed
 from moonpool.processes import Child, ProcessSpec
 from moonpool.roles import ServiceSettings, service_arguments
@@ -152,10 +152,15 @@ class Stack:
             ) from None
 
     async def failure(self) -> CommandError:
-        """Wait until a process ends by itself; what to say of it, once the end of its log was reported."""
+        """Wait until a process ends by itself; what to say of it, once the end of its log was reported.
+
+        A service that a setting is wrong for has its status passed on: what was typed here came to it.
+        """
         child = await self._first_exit()
         self._report(f"the end of {child.log_path}:\n{child.log_tail()}")
-        return CommandError(f"{child.name} ended with status {child.exit_status}; see {child.log_path}")
+        said = f"{child.name} {child.ending()}; see {child.log_path}"
+        wrong_setting = child.exit_status == EXIT_USAGE and child in self._services.values()
+        return UsageError(said) if wrong_setting else CommandError(said)
 
     async def stop(self) -> None:
         """Everything drains and goes, the gateway first. Cancelled, it leaves the rest to `kill`."""

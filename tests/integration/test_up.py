@@ -127,8 +127,20 @@ def test_a_process_that_ends_ends_the_stack_and_is_named(own_home: Path) -> None
     victim = next(process for process in stack.state.processes if process.name == "decode-0")
     os.kill(victim.pid, signal.SIGKILL)
     assert stack.up.wait() == 1
-    assert "decode-0 ended with status -9" in stack.up.output
-    assert victim.log in stack.up.output
+    assert f"error: decode-0 was killed by SIGKILL; see {victim.log}" in stack.up.output
+    assert processes_of(own_home) == []
+
+
+def test_a_service_that_a_setting_is_wrong_for_says_so_in_the_last_line(
+    own_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MOONPOOL_DEVICE_BYTES", "1")
+    workers = ("--prefill", "0", "--decode", "0", "--coupled", "1")
+    done = moonpool(own_home, "up", "--model", "tiny", "--port", "0", *workers)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert "error: coupled-0 ended with status 2: " in done.stderr
+    assert "device_bytes" in done.stderr
     assert processes_of(own_home) == []
 
 

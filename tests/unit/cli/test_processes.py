@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from moonpool import child
-from moonpool.processes import Child, ProcessSpec
+from moonpool.processes import COMPLAINT_CHARS_MAX, Child, ProcessSpec, ending
 
 pytestmark = pytest.mark.unit
 
@@ -79,6 +79,45 @@ async def test_the_log_tail_is_bounded_and_the_newest(tmp_path: Path) -> None:
     lines = running.log_tail().splitlines()
     assert lines[-1] == "line 4999"
     assert len(lines) == 15
+
+
+async def test_a_child_that_ended_is_told_with_its_last_words(tmp_path: Path) -> None:
+    running = await Child.start(python("raise SystemExit('x' * 5000 + 'too small')"), tmp_path)
+    await running.wait()
+    assert running.ending() == "ended with status 1: " + "x" * COMPLAINT_CHARS_MAX
+
+
+@pytest.mark.parametrize(
+    ("status", "log", "told"),
+    [
+        (0, [], "ended with status 0"),
+        (
+            2,
+            ['{"level":"info","message":"starting"}', "prefill: no room", ""],
+            "ended with status 2: prefill: no room",
+        ),
+        (
+            1,
+            [
+                "an older line",
+                '{"level":"error","message":"service failed","reason":"another process took the name a"}',
+                '{"level":"warning","message":"not drained in time"}',
+                '{"level":"info","message":"draining"}',
+            ],
+            "ended with status 1: service failed: another process took the name a",
+        ),
+        (
+            1,
+            ['{"level":"fatal","msg":"discovery failed","error":"no disk"}'],
+            "ended with status 1: discovery failed: no disk",
+        ),
+        (1, ['{"level":"error","message":"cut'], "ended with status 1"),
+        (-signal.SIGKILL, ["what it said before"], "was killed by SIGKILL"),
+        (-50, [], "was killed by signal 50"),
+    ],
+)
+def test_how_and_why_a_process_ended(status: int, log: list[str], told: str) -> None:
+    assert ending(status, log) == told
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's parent-death signal is Linux's")
