@@ -15,7 +15,7 @@ from protocol.parts import PartBuffer, PartsError, PartsFullError
 from worker.config import WorkerConfig
 from worker.decode_duty import DecodeDuty
 from worker.node import Node
-from worker.pool_metrics import pool_report
+from worker.pool_metrics import check_asked, pool_report
 from worker.prefill_duty import PrefillDuty
 from worker.read_pins import ReadPins
 from worker.replicas import Replicas
@@ -114,10 +114,14 @@ class WorkerApp:
 
     async def _pool(self, request: web.Request) -> web.Response:
         """Tells what lies in which tier. `?check=1`: 500 with the contradiction where the bookkeeping holds
-        one; that looks at every block, and nothing else happens meanwhile."""
+        one; that looks at every block, and nothing else happens meanwhile. 400 for any other question."""
+        try:
+            check = check_asked(request.query.items())
+        except ValueError as error:
+            return web.json_response({"error": str(error)}, status=400)
         node = self._node
         told = pool_report(node.pool, node.mover.counters, node.layout.block_bytes, self._read_pins.pins())
-        if request.query.get("check") != "1":
+        if not check:
             return web.json_response(told)
         try:
             self._node.pool.check_integrity()

@@ -3,7 +3,7 @@
 Reads when it is asked; keeps nothing.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -76,6 +76,19 @@ class PoolCollector(Collector):
         late.add_metric(["deadline"], self._counters.late_rises)
         late.add_metric(["stalled"], self._counters.stalled_rises)
         yield from (moved_bytes, failures, backing_off, late)
+
+
+def check_asked(query: Iterable[tuple[str, str]]) -> bool:
+    """Whether the keys and values of a question for the pool's state ask for its check too, with `check=1`.
+    ValueError where they say anything else."""
+    asked = False
+    for key, value in query:
+        if key != "check":
+            raise ValueError(f"{key}: unknown, only check=1 is known")
+        if value != "1":
+            raise ValueError(f"check: {value!r}, must be 1 or left out")
+        asked = True
+    return asked
 
 
 def pool_report(

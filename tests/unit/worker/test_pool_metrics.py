@@ -5,7 +5,7 @@ from prometheus_client import CollectorRegistry
 from tests.support.tier_world import TierWorld, chain
 
 from kvindex.core import Tier
-from worker.pool_metrics import PoolCollector, pool_report
+from worker.pool_metrics import PoolCollector, check_asked, pool_report
 
 pytestmark = pytest.mark.unit
 
@@ -51,3 +51,21 @@ async def test_slots_that_could_not_be_erased_are_counted():
         await world.until(lambda: failures(registry, "erase"))
         told = tier_told(world)
         assert (told["corrupt_total"], told["erase_failed_total"] > 0) == (1, True)
+
+
+def test_a_check_is_asked_for_in_one_way():
+    assert check_asked([("check", "1")])
+    assert not check_asked([])
+
+
+@pytest.mark.parametrize(
+    ("query", "said"),
+    [
+        ([("check", "yes")], "check: 'yes', must be 1"),
+        ([("check", "1"), ("check", "")], "check: '', must be 1"),
+        ([("check", "1"), ("chek", "1")], "chek: unknown"),
+    ],
+)
+def test_what_else_is_asked_is_refused_by_name(query, said):
+    with pytest.raises(ValueError, match=said):
+        check_asked(query)
