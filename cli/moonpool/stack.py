@@ -105,6 +105,19 @@ def members(config: StackConfig) -> tuple[Member, ...]:
     )
 
 
+def service_environment(config: StackConfig) -> dict[str, str]:
+    """What is added to our environment for every service."""
+    return {
+        # OpenMP's own threads would outnumber the cores: the engine says how many it wants.
+        "OMP_NUM_THREADS": str(config.threads),
+        "GOMP_SPINCOUNT": str(OPENMP_SPINS),
+        KERNELS_VARIABLE: os.environ.get(KERNELS_VARIABLE, str(moonpool_home() / "kernels")),
+        # One that is set is known to those who are to join the stack.
+        SECRET_VARIABLE: os.environ.get(SECRET_VARIABLE) or secrets.token_hex(SECRET_BYTES),
+        **config.environment,
+    }
+
+
 STOP_ORDER = (("gateway",), ("prefill", "decode", "coupled"), ("conductor", "kvmeta"))
 """The gateway first, so that open answers end while the rest still serves them."""
 
@@ -211,14 +224,7 @@ class Stack:
             ssd_folder=self._config.ssd_folder or self._folder / SSD_FOLDER,
             drain_s_max=self._config.drain_s_max,
         )
-        environment = {
-            # OpenMP's own threads would outnumber the cores: the engine says how many it wants.
-            "OMP_NUM_THREADS": str(self._config.threads),
-            "GOMP_SPINCOUNT": str(OPENMP_SPINS),
-            KERNELS_VARIABLE: os.environ.get(KERNELS_VARIABLE, str(moonpool_home() / "kernels")),
-            SECRET_VARIABLE: secrets.token_hex(SECRET_BYTES),
-            **self._config.environment,
-        }
+        environment = service_environment(self._config)
         for member in members(self._config):
             self._report(f"starting {member.instance}")
             spec = ProcessSpec(

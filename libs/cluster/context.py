@@ -54,7 +54,10 @@ class ServiceConfig:
     cluster_secret: str = field(
         default="",
         repr=False,
-        metadata={"help": "what instances prove to each other before they exchange KV"},
+        metadata={
+            "help": "what instances prove to each other before they exchange KV: at least 16 bytes, for all "
+            "instances the same"
+        },
     )
     instance: str = field(
         default="", metadata={"help": "name in the cluster; empty: the role and eight random digits"}

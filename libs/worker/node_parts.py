@@ -57,7 +57,10 @@ def _model_config(config: WorkerConfig, folder: Path) -> ModelConfig:
     if not config.model_folder:
         raise ConfigError("model_folder is not set, must be a folder with config.json and safetensors")
     if len(config.cluster_secret.encode()) < SECRET_BYTES_MIN:
-        raise ConfigError(f"cluster_secret must have at least {SECRET_BYTES_MIN} bytes")
+        raise ConfigError(
+            f"cluster_secret must have at least {SECRET_BYTES_MIN} bytes "
+            "(--cluster-secret or MOONPOOL_CLUSTER_SECRET), the same for all instances"
+        )
     try:
         return ModelConfig.load(folder)
     except ModelFolderError as error:

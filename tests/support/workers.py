@@ -196,8 +196,7 @@ async def workers(
     config = WorkerConfig(
         model_folder=str(model),
         model_name="tiny",
-        cluster_secret="sixteen bytes or more",
-        **{"pool_bytes": 8 << 20, **settings},
+        **{"cluster_secret": "sixteen bytes or more", "pool_bytes": 8 << 20, **settings},
     )
     async with AsyncExitStack() as stack:
         apps: dict[str, WorkerApp] = {}

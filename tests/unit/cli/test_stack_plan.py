@@ -11,7 +11,7 @@ from kvindex.core import InstanceId
 from moonpool.commands import up
 from moonpool.errors import CommandError, UsageError
 from moonpool.roles import SERVICE_OF_ROLE, ServiceSettings, service_arguments
-from moonpool.stack import STOP_ORDER, StackConfig, check_port, members
+from moonpool.stack import SECRET_VARIABLE, STOP_ORDER, StackConfig, check_port, members, service_environment
 
 pytestmark = pytest.mark.unit
 
@@ -46,6 +46,15 @@ def test_a_stack_has_one_of_each_duty_and_as_many_workers_as_asked() -> None:
         "coupled-0",
         "gateway-0",
     ]
+
+
+def test_a_secret_is_drawn_for_each_run_but_where_one_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = StackConfig(name="a", model="tiny")
+    monkeypatch.setenv(SECRET_VARIABLE, "")
+    drawn = {service_environment(config)[SECRET_VARIABLE] for _ in range(2)}
+    assert [len(secret) for secret in drawn] == [64, 64]
+    monkeypatch.setenv(SECRET_VARIABLE, "known to who joins")
+    assert service_environment(config)[SECRET_VARIABLE] == "known to who joins"
 
 
 def test_every_service_is_stopped_and_the_gateway_first() -> None:

@@ -174,6 +174,20 @@ async def test_a_name_that_is_in_use_is_refused(tiny: Path, tmp_path: Path) -> N
                 pass
 
 
+async def test_a_secret_that_is_too_short_is_refused_with_where_it_is_set(tiny: Path) -> None:
+    with pytest.raises(ConfigError, match=r"cluster_secret must have at least 16 .*MOONPOOL_CLUSTER_SECRET"):
+        async with workers(tiny, ONE, cluster_secret="fifteen bytes.."):
+            pass
+
+
+@pytest.mark.parametrize("query", ["check=yes", "chek=1"])
+async def test_a_question_about_the_pool_that_is_none_is_refused_by_name(tiny: Path, query: str) -> None:
+    async with workers(tiny, ONE) as cluster:
+        status, told = await pool(cluster, f"?{query}")
+    assert status == 400
+    assert str(told["error"]).startswith(query.partition("=")[0])
+
+
 async def test_a_corrupt_block_is_computed_again_and_counted(
     tiny: Path, reference: Reference, tmp_path: Path
 ) -> None:
