@@ -30,7 +30,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from moonpool.arguments import Command, positive, seconds, whole_number
-from moonpool.errors import EXIT_OK, CommandError
+from moonpool.errors import EXIT_OK, CommandError, UsageError
 from moonpool.simulations.progress import TerminalProgress
 from moonpool.table import format_table
 from policy.choice import AdmissionMode, PlacementLimits, Strategy
@@ -126,6 +126,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    if not options.coupled and not (options.prefill and options.decode):
+        raise UsageError("--prefill and --decode must both be at least 1, or --coupled must be")
     try:
         setup = setup_of(options)
         requests = read_trace(options.trace)[: options.requests]

@@ -141,7 +141,8 @@ def test_the_table_names_measures(words, capsys):
         (["--speedup", "0"], 2, "--speedup"),
         (["--efficiency", "1.5"], 2, "--efficiency"),
         (["--step-tokens", "100"], 2, "--step-tokens"),
-        (["--decode", "0"], 1, "both prefill and decode"),
+        (["--decode", "0"], 2, "--prefill and --decode must both be at least 1, or --coupled must be"),
+        (["--coupled", "4097"], 2, "--coupled"),
         (["--trace", "/nonexistent"], 1, "/nonexistent"),
     ],
 )
