@@ -116,7 +116,7 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class CostCoefficients:
-    """The cost model of one instance (DESIGN §8), in seconds.
+    """The cost model of one instance, in seconds.
 
     T_prefill(new, prefix) = a + b·new + c·new·(prefix + new/2)
     T_step(batch, kv_tokens) = d + e·batch + f·kv_tokens

@@ -5,7 +5,7 @@ The cheapest way of an instance is one of three: compute everything; start from 
 own prefix and read what comes after it from one other instance, of any role and any tier. A prefix is
 used as far as a tier reaches, never less: inside a tier each further block costs the same to move and
 saves a little more than the one before, since later tokens attend to more; so the time is least at an
-end of it. Where not even a whole tier pays, it is left out: that is the break-even of DESIGN §8.
+end of it. Where not even a whole tier pays, it is left out: that is where moving and computing break even.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""The instance that DESIGN §9 describes, for what is simulated without a measured one.
+"""The reference hardware, for what is simulated without a measured instance.
 
 LLaMA2-70B (80 layers, width 8,192, 8 of 64 heads hold keys and values) on 8 A800, everything at the full rate
 of the data sheet. Prefill of n tokens takes 80 (4 n² · 8192 + 22 n · 8192²) operations, which is the cost

@@ -66,7 +66,7 @@ IN_FLIGHT_MAX_MAX = 20_000
 CONTEXT_TOKENS_MAX = 100_000_000
 TARGET_MS_MAX = 3_600_000.0
 TTFT_TARGET_MS_DEFAULT, TBT_TARGET_MS_DEFAULT = 30_000.0, 100.0
-"""Those of the reference hardware (DESIGN §9)."""
+"""Those of `simulator.setup` for the reference hardware."""
 SILENCE_S_DEFAULT = 300.0
 SILENCE_S_MAX = 86_400.0
 

@@ -2,8 +2,8 @@
 
 The table has a line for each cache (`plain`: any blocks, each on its own; `closed`: prefixes only, leaves go
 first, as in the pool), policy and measure: `hits` is the share of the blocks looked up that were there,
-`saved` the share of the prefill time on the reference hardware (DESIGN §9) that the hits save. What is
-assumed about the requests stands in `simulator.cache`.
+`saved` the share of the prefill time on the reference hardware that the hits save. What is assumed stands in
+`simulator.reference_hardware` of that hardware, and in `simulator.cache` of the requests.
 
 `--json` prints one object:
 
