@@ -12,6 +12,7 @@ DOCUMENTS = (
     "docs/performance.md",
     "docs/pool.md",
     "docs/schedulers.md",
+    "docs/simulator.md",
     "docs/transfer.md",
 )
 _CODE_FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
