@@ -39,7 +39,8 @@ class WorkerConfig(ServiceConfig):
     )
     threads: int = field(default=1, metadata={"help": "threads of the engine", "min": 1, "max": 1024})
     pool_bytes: int = field(
-        default=2 * 1024**3, metadata={"help": "bytes of KV blocks in DRAM", "min": 1024 * 1024}
+        default=2 * 1024**3,
+        metadata={"help": "bytes of KV blocks in DRAM, at least 16 blocks", "min": 1024 * 1024},
     )
     device_bytes: int = field(
         default=0,

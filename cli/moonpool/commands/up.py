@@ -55,7 +55,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--pool-bytes",
         type=whole_number(POOL_BYTES_MIN, POOL_BYTES_MAX),
         metavar="N",
-        help="memory for KV blocks of each worker",
+        help="memory for KV blocks of each worker, at least 16 of them (default 2 GiB); a prompt with its "
+        "answer must fit",
     )
     parser.add_argument(
         "--ssd-bytes",
