@@ -5,7 +5,8 @@ does the I/O that feeds it.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from functools import partial
 
 from cluster import subjects
@@ -49,6 +50,7 @@ class ClusterState:
         self._booking_ttl_s = booking_ttl_s
         self._describe_timeout_s = describe_timeout_s
         self._view = ClusterView()
+        self._load_came = asyncio.Event()
         self._describing: dict[InstanceId, asyncio.Task[None]] = {}
 
     async def start(self) -> None:
@@ -99,6 +101,15 @@ class ClusterState:
         while self._describing:
             await asyncio.wait(tuple(self._describing.values()))
 
+    async def busy_heard_since(self, at_s: float, timeout_s: float) -> None:
+        """Return when each instance that has something to do, as far as we know, has told its load after
+        `at_s`, or after `timeout_s`."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while any(heard_at_s < at_s for heard_at_s in _busy_heard_at_s(self._view)):
+                    self._load_came.clear()
+                    await self._load_came.wait()
+
     async def close(self) -> None:
         for task in tuple(self._describing.values()):
             task.cancel()
@@ -123,6 +134,7 @@ class ClusterState:
         if not isinstance(load, LoadSnapshot) or load.instance != envelope.sender:
             raise ProtocolError(f"{envelope.kind} of {envelope.sender} is no load snapshot of its own")
         self._view = with_load(self._view, load, envelope.incarnation, envelope.seq, self._clock())
+        self._load_came.set()
 
     async def _on_decision(self, received: Received) -> None:
         decision, envelope = received.body, received.envelope
@@ -137,3 +149,11 @@ class ClusterState:
             priority=decision.priority,
             elsewhere=True,
         )
+
+
+def _busy_heard_at_s(view: ClusterView) -> Iterator[float]:
+    booked = {name for booking in view.bookings.values() for name in (booking.prefill, booking.decode)}
+    for name, instance in view.instances.items():
+        load = instance.load
+        if name in booked or (load is not None and (load.queued or load.running)):
+            yield instance.heard_at_s

@@ -17,8 +17,13 @@ from conductor.metrics import ConductorMetrics, PrefixSource
 from kvhash import BLOCK_TOKENS, HASH_BYTES
 from kvindex.core import InstanceMatch
 from policy.choice import PlacementLimits
-from policy.core import Placement, Rejection, ScheduleRequest
+from policy.core import Placement, Rejection, RejectReason, ScheduleRequest
 from policy.place import place
+
+FRESH_LOAD_S_MAX = 0.25
+"""Nobody is turned away for loads that are older than the request, which come 10 times a second: so long
+they are waited for."""
+PASSING_REASONS = frozenset({RejectReason.OVERLOADED, RejectReason.TTFT, RejectReason.TBT})
 
 
 class Scheduler:
@@ -55,6 +60,10 @@ class Scheduler:
         try:
             matches = await self._match(request, received.trace)
             decision = self._decide(request, matches)
+            if isinstance(decision, Rejection) and decision.reason in PASSING_REASONS:
+                await self._state.busy_heard_since(started_s, FRESH_LOAD_S_MAX)
+                decision = self._decide(request, matches)
+            self._count(decision)
             self._metrics.decision_s.observe(self._clock() - started_s)
             await self._tell(request, matches, decision, received.trace)
         finally:
@@ -91,14 +100,17 @@ class Scheduler:
             self._state.book(
                 decision, request.prompt_tokens, samples=request.samples, priority=request.priority
             )
-            self._metrics.decisions.labels("placed").inc()
-            self._metrics.predicted_ttft_s.observe(decision.predicted_ttft_ms / 1e3)
-            source = prefix_source(decision)
-            self._metrics.prefixes.labels(source).inc()
-            self._metrics.prefix_blocks.labels(source).inc(decision.prefix_blocks)
-        else:
-            self._metrics.decisions.labels(decision.reason.value).inc()
         return decision
+
+    def _count(self, decision: Placement | Rejection) -> None:
+        if isinstance(decision, Rejection):
+            self._metrics.decisions.labels(decision.reason.value).inc()
+            return
+        self._metrics.decisions.labels("placed").inc()
+        self._metrics.predicted_ttft_s.observe(decision.predicted_ttft_ms / 1e3)
+        source = prefix_source(decision)
+        self._metrics.prefixes.labels(source).inc()
+        self._metrics.prefix_blocks.labels(source).inc(decision.prefix_blocks)
 
     async def _tell(
         self,

@@ -119,6 +119,35 @@ async def test_places_by_what_kvmeta_knows(stage: Stage):
     assert stage.conductor.count("decisions", "placed") == 1
 
 
+async def test_nobody_is_turned_away_for_a_load_that_is_over(stage: Stage):
+    """Both queues were long; what comes while the request waits for its answer says that they are not."""
+    view = stage.conductor.state.current
+    for name in ("p1", "p2"):
+        await stage.tell_load(snapshot(name, queued=(queued("long", 1_000_000),)))
+    await eventually(lambda: all(view().instances[name].load for name in (P1, P2)))
+    stage.clock.now_s += 0.1
+    asking = asyncio.create_task(stage.ask(request(ttft_ms_max=1000.0)))
+    await eventually(lambda: stage.conductor.scheduler.in_flight)
+    await stage.tell_load(snapshot("p1"))
+    assert not asking.done()
+    await stage.tell_load(snapshot("p2"))
+    assert isinstance(await asking, Placement)
+    assert stage.conductor.count("decisions", "placed") == 1
+    assert stage.conductor.count("decisions", "ttft") == 0
+
+
+async def test_a_load_that_goes_on_or_is_not_told_turns_away(stage: Stage):
+    for name in ("p1", "p2"):
+        await stage.tell_load(snapshot(name, queued=(queued("long", 1_000_000),)))
+    await eventually(lambda: stage.conductor.state.current().instances[P2].load is not None)
+    for after_s in (0.0, 0.1):
+        stage.clock.now_s += after_s
+        rejection = await stage.ask(request(f"late-{after_s}", ttft_ms_max=1000.0))
+        assert isinstance(rejection, Rejection)
+        assert rejection.reason is RejectReason.TTFT
+    assert stage.conductor.count("decisions", "ttft") == 2
+
+
 async def test_a_prefix_of_another_instance_is_used_and_told(stage: Stage):
     """D1 holds it, and prefill reads it there: source and length are in the answer, the booking, the
     decision and the metrics."""
