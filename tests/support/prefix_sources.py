@@ -51,7 +51,8 @@ class LendingSource:
         self.node = cluster.apps[owner]._node
         self.asked: list[ReadPin] = []
         self.released: list[str] = []
-        self.lent: dict[str, tuple[Grant, list[int]]] = {}
+        self.lent: dict[tuple[InstanceId, str], tuple[Grant, list[int]]] = {}
+        """By reader and its name for the pin: readers do not know each other's."""
         self.answer: Answer | None = None
         self.heard = asyncio.Condition()
         self._bus = cluster.broker.bus(SOURCE)
@@ -73,7 +74,15 @@ class LendingSource:
             await app._context.registry.wait_for(lambda instances: SOURCE not in instances, timeout_s=5.0)
 
     async def revoke(self, pin_id: str) -> None:
-        grant, block_ids = self.lent.pop(pin_id)
+        """Take back what is lent under that name, whoever reads it."""
+        for reader, name in tuple(self.lent):
+            if name == pin_id:
+                await self._take_back(reader, name)
+
+    async def _take_back(self, reader: InstanceId, pin_id: str) -> None:
+        grant, block_ids = self.lent.pop((reader, pin_id), (None, []))
+        if grant is None:
+            return
         await self.node.endpoint.revoke(grant)
         self.node.pool.release(block_ids)
         self.node.pool_changed()
@@ -101,7 +110,7 @@ class LendingSource:
         grant = self.node.endpoint.grant(
             self.node.region, ranges, peer=reader, generation=len(self.asked), access=Access.READ
         )
-        self.lent[asked.pin_id] = grant, block_ids
+        self.lent[reader, asked.pin_id] = grant, block_ids
         packed = np.asarray(readable, "<i4").tobytes()
         return ReadPinned(asked.pin_id, asked.first_block, packed, grant.token, TTL_S)
 
@@ -109,8 +118,7 @@ class LendingSource:
         release = received.body
         assert isinstance(release, ReleasePin)
         self.released.append(release.pin_id)
-        if release.pin_id in self.lent:
-            await self.revoke(release.pin_id)
+        await self._take_back(received.envelope.sender, release.pin_id)
         await self._tell()
         return PinReleased(release.pin_id)
 

@@ -42,7 +42,7 @@ def moody(source: LendingSource, rng: random.Random) -> None:
         match mood:
             case "refused":
                 return PinRefused(asked.pin_id, RefusalReason.NO_BLOCKS)
-            case "taken back" if asked.pin_id in source.lent:
+            case "taken back":
                 await source.revoke(asked.pin_id)
             case "silent":
                 await asyncio.Event().wait()
