@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from tests.support.stack import MoonpoolProcess, RunningStack, Status, moonpool, processes_of, running_stack
 
+from moonpool.api import ApiError
 from moonpool.commands.up import ONE_WISH_S
 from moonpool.errors import CommandError
 
@@ -100,6 +101,19 @@ def test_even_a_killed_up_leaves_nothing_behind(own_home: Path) -> None:
     assert "no stack named 'default'" in moonpool(own_home, "status").stderr
 
 
+def answer_of(stack: RunningStack, body: dict[str, object]) -> dict[str, Any]:
+    """As a client that does what Retry-After says: right after the start the conductor may not have heard of
+    all instances."""
+    ends_at_s = time.monotonic() + GONE_S_MAX
+    while True:
+        try:
+            return stack.api.post("/completions", body)
+        except ApiError as error:
+            if error.status != 503 or time.monotonic() > ends_at_s:
+                raise
+            time.sleep(0.2)
+
+
 def test_the_next_run_finds_the_blocks_of_an_ssd_folder(own_home: Path, small_folder: Path) -> None:
     ssd_folder = own_home / "blocks"
     flags = ("--model", str(small_folder), "--pool-bytes", str(16 << 20), "--ssd-bytes", str(32 << 20))
@@ -108,7 +122,7 @@ def test_the_next_run_finds_the_blocks_of_an_ssd_folder(own_home: Path, small_fo
     def ask(name: str) -> tuple[str, int]:
         with running_stack(own_home, name, *flags, "--ssd-folder", str(ssd_folder)) as stack:
             body = {"model": stack.state.model, "prompt": prompt, "max_tokens": 4, "temperature": 0}
-            answer = stack.api.post("/completions", body)
+            answer = answer_of(stack, body)
             return answer["choices"][0]["text"], answer["usage"]["prompt_tokens_details"]["cached_tokens"]
 
     text, cached_tokens = ask("first")
