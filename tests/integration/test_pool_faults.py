@@ -29,6 +29,8 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
 PREFIXES = 4
 SMALL_DISK_BYTES = 24 << 20
+STARTS_MAX = 3
+"""What an instance measures at its start while the machine is busy may say that computing is quicker."""
 
 
 @pytest.fixture
@@ -127,11 +129,15 @@ async def test_blocks_on_the_ssd_are_found_again_after_a_kill(
     start_with_ssd(stack)
     async with asking(stack, small_reference) as asker:
         await sunk_prefix(stack, asker)
-        stack.kill("prefill-0")
-        start_prefill_with_ssd(stack)
-        await asker.ask("prefix 0", "prefill-0")
-        after = metrics(stack.url("prefill-0"))
-        assert after.value("moonpool_fetched_blocks_total", source="local_ssd") > 0
+        for _ in range(STARTS_MAX):
+            stack.kill("prefill-0")
+            start_prefill_with_ssd(stack)
+            await asker.ask("prefix 0", "prefill-0")
+            after = metrics(stack.url("prefill-0"))
+            if after.value("moonpool_fetched_blocks_total", source="local_ssd") > 0:
+                break
+        else:
+            pytest.fail(f"nothing was read from the SSD after {STARTS_MAX} starts")
         assert after.value("moonpool_cached_tokens_total") > 0
         await at_rest(stack, "prefill-0", "decode-0")
 
