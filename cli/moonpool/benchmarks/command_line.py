@@ -2,7 +2,7 @@
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from moonpool.arguments import whole_number
 from moonpool.measurement import Measurement, as_json_line, as_table
@@ -53,3 +53,17 @@ def print_results(results: Sequence[Measurement], *, as_json: bool) -> None:
         print("\n".join(as_json_line(result) for result in results))
     else:
         print(as_table(results))
+
+
+def add_number_arguments(
+    parser: argparse.ArgumentParser, rows: Iterable[tuple[str, int, int, int, str]]
+) -> None:
+    """A flag for each (flag, least, most, default, what it says)."""
+    for flag, least, most, default, text in rows:
+        parser.add_argument(
+            flag,
+            type=whole_number(least, most),
+            default=default,
+            metavar="N",
+            help=f"{text} (default {default})",
+        )

@@ -16,8 +16,14 @@ from dataclasses import dataclass, replace
 from kvhash import HASH_BYTES
 from kvindex.core import BlockAction, BlockEvent, InstanceId, Tier
 from kvindex.directory import Directory
-from moonpool.arguments import Command, whole_number
-from moonpool.benchmarks.command_line import add_case_arguments, add_json_argument, print_results, say
+from moonpool.arguments import Command
+from moonpool.benchmarks.command_line import (
+    add_case_arguments,
+    add_json_argument,
+    add_number_arguments,
+    print_results,
+    say,
+)
 from moonpool.benchmarks.directories import (
     FRESH,
     SHAPES,
@@ -50,19 +56,15 @@ CHURN_BATCH_CHAINS = 512
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_json_argument(parser)
     add_case_arguments(parser, CASES, REPEATS_MAX)
-    for flag, least, most, default, text in (
-        ("--instances", 1, 1024, 64, "instances in the directory"),
-        ("--blocks", 1, BLOCKS_MAX, 1_000_000, "blocks that they hold altogether"),
-        ("--prompt-blocks", 1, 16_384, 2048, "blocks of a prompt, and of an event"),
-        ("--chains", 1, CHAINS_MAX, 2_000_000, "chains stored and removed by the case churn"),
-    ):
-        parser.add_argument(
-            flag,
-            type=whole_number(least, most),
-            default=default,
-            metavar="N",
-            help=f"{text} (default {default})",
-        )
+    add_number_arguments(
+        parser,
+        (
+            ("--instances", 1, 1024, 64, "instances in the directory"),
+            ("--blocks", 1, BLOCKS_MAX, 1_000_000, "blocks that they hold altogether"),
+            ("--prompt-blocks", 1, 16_384, 2048, "blocks of a prompt, and of an event"),
+            ("--chains", 1, CHAINS_MAX, 2_000_000, "chains stored and removed by the case churn"),
+        ),
+    )
 
 
 def run(options: argparse.Namespace) -> int:

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from kvhash import BLOCK_TOKENS, HASH_BYTES
 from kvindex.directory import Directory
 from moonpool.arguments import Command, whole_number
-from moonpool.benchmarks.command_line import add_json_argument, print_results, say
+from moonpool.benchmarks.command_line import add_json_argument, add_number_arguments, print_results, say
 from moonpool.benchmarks.directories import STAGGERED, Size, apply_all, filled
 from moonpool.benchmarks.loaded_cluster import LoadedCluster
 from moonpool.benchmarks.transfer_plan import percentile
@@ -48,19 +48,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="instances in the cluster; may be repeated (default 64 and 1000)",
     )
-    for flag, least, most, default, text in (
-        ("--prompt-blocks", 1, PROMPT_BLOCKS_MAX, 2048, "full blocks of the prompt"),
-        ("--queued", 0, REQUESTS_MAX, 4, "requests that wait at each prefill instance"),
-        ("--running", 1, REQUESTS_MAX, 32, "requests that run at each decode instance"),
-        ("--repeats", 1, REPEATS_MAX, 5, f"samples, each of {DECISIONS} decisions"),
-    ):
-        parser.add_argument(
-            flag,
-            type=whole_number(least, most),
-            default=default,
-            metavar="N",
-            help=f"{text} (default {default})",
-        )
+    add_number_arguments(
+        parser,
+        (
+            ("--prompt-blocks", 1, PROMPT_BLOCKS_MAX, 2048, "full blocks of the prompt"),
+            ("--queued", 0, REQUESTS_MAX, 4, "requests that wait at each prefill instance"),
+            ("--running", 1, REQUESTS_MAX, 32, "requests that run at each decode instance"),
+            ("--repeats", 1, REPEATS_MAX, 5, f"samples, each of {DECISIONS} decisions"),
+        ),
+    )
 
 
 def run(options: argparse.Namespace) -> int:
