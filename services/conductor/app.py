@@ -14,6 +14,7 @@ from cluster.registry import RegistryEvent
 from conductor.cluster_state import ClusterState
 from conductor.config import ConductorConfig, placement_limits
 from conductor.metrics import ConductorMetrics
+from conductor.policy_limits import PolicyLimits
 from conductor.scheduler import Scheduler
 from policy.core import InstanceState, LoadSnapshot
 
@@ -32,10 +33,11 @@ class ConductorApp:
         self._metrics = ConductorMetrics(context.metrics.registry)
         self._metrics.bookings.set_function(lambda: len(self._state.current().bookings))
         self._metrics.policy.labels(config.strategy, config.admission).set(1)
+        self._limits = PolicyLimits(placement_limits(config))
         self._scheduler = Scheduler(
             context.bus,
             self._state,
-            placement_limits(config),
+            self._limits.current,
             self._metrics,
             context.log,
             time.monotonic,

@@ -31,7 +31,7 @@ class Scheduler:
         self,
         bus: Bus,
         state: ClusterState,
-        limits: PlacementLimits,
+        limits: Callable[[], PlacementLimits],
         metrics: ConductorMetrics,
         log: Logger,
         clock: Callable[[], float],
@@ -95,7 +95,7 @@ class Scheduler:
         return reply.matches
 
     def _decide(self, request: ScheduleRequest, matches: Sequence[InstanceMatch]) -> Placement | Rejection:
-        decision = place(self._state.current(), request, matches, self._limits, self._clock())
+        decision = place(self._state.current(), request, matches, self._limits(), self._clock())
         if isinstance(decision, Placement):
             self._state.book(
                 decision, request.prompt_tokens, samples=request.samples, priority=request.priority

@@ -17,6 +17,7 @@ from cluster.testing import FakeBroker, FakeBus
 from cluster.wire import encode
 from conductor.cluster_state import ClusterState
 from conductor.metrics import ConductorMetrics
+from conductor.policy_limits import PolicyLimits
 from conductor.scheduler import Scheduler
 from kvindex.core import InstanceMatch, Tier, TierRun
 from policy.choice import PlacementLimits
@@ -47,7 +48,7 @@ class Conductor:
         self.scheduler = Scheduler(
             self.bus,
             self.state,
-            PlacementLimits(),
+            PolicyLimits(PlacementLimits()).current,
             ConductorMetrics(self.metrics.registry),
             log,
             clock,
