@@ -1,7 +1,9 @@
 """A conductor as the lifecycle drives it: the view follows first, then requests are answered."""
 
+import asyncio
 import time
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 
 from aiohttp import web
 
@@ -15,6 +17,7 @@ from conductor.cluster_state import ClusterState
 from conductor.config import ConductorConfig, placement_limits
 from conductor.metrics import ConductorMetrics
 from conductor.policy_limits import PolicyLimits
+from conductor.recorder import FileRecorder
 from conductor.scheduler import Scheduler
 from policy.core import InstanceState, LoadSnapshot
 
@@ -23,14 +26,16 @@ class ConductorApp:
     def __init__(self, context: ServiceContext, config: ConductorConfig) -> None:
         self._context = context
         self._config = config
+        self._metrics = ConductorMetrics(context.metrics.registry)
+        self._recorder = _recorder(context, config, self._metrics)
         self._state = ClusterState(
             context.bus,
             context.log,
             time.monotonic,
             booking_ttl_s=config.booking_ttl_s,
             describe_timeout_s=config.describe_timeout_s,
+            recorder=self._recorder,
         )
-        self._metrics = ConductorMetrics(context.metrics.registry)
         self._metrics.bookings.set_function(lambda: len(self._state.current().bookings))
         self._metrics.policy.labels(config.strategy, config.admission).set(1)
         self._limits = PolicyLimits(placement_limits(config))
@@ -80,6 +85,8 @@ class ConductorApp:
     async def close(self) -> None:
         await self._stop_answering()
         await self._state.close()
+        if self._recorder is not None:
+            await asyncio.to_thread(self._recorder.close)
 
     async def _stop_answering(self) -> None:
         subscription, self._subscription = self._subscription, None
@@ -88,3 +95,21 @@ class ConductorApp:
 
     def _registry_changed(self, _: RegistryEvent) -> None:
         self._state.registry_changed(fitting(self._context.registry.instances))
+
+
+def _recorder(
+    context: ServiceContext, config: ConductorConfig, metrics: ConductorMetrics
+) -> FileRecorder | None:
+    """ConfigError where it could not write."""
+    if not config.record_folder:
+        return None
+    return FileRecorder(
+        Path(config.record_folder),
+        context.instance,
+        context.incarnation,
+        time.monotonic,
+        metrics,
+        context.log,
+        booking_ttl_s=config.booking_ttl_s,
+        bytes_max=config.record_bytes_max,
+    )

@@ -1,35 +1,35 @@
 """The conductor's view of the cluster, kept current by registry, load snapshots and peers' decisions.
 
-The view itself is frozen and every change is a fold of `policy.view`; this holds the latest one and
-does the I/O that feeds it.
+The view itself is frozen and every change is one of `cluster.folds`; this holds the latest one, does the
+I/O that feeds it, and tells a recorder of each fold.
 """
 
 import asyncio
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
+from typing import Protocol
 
 from cluster import subjects
 from cluster.bus import Bus, Received
 from cluster.errors import ProtocolError, RetryableError
-from cluster.instance_view import instance_view
+from cluster.folds import DecisionHeard, Fold, LoadHeard, Registered, folded
 from cluster.logs import Logger
 from cluster.messages import Decision, Describe, InstanceRecord
 from kvindex.core import InstanceId
-from policy.core import LoadSnapshot, Placement
-from policy.view import (
-    ClusterView,
-    InstanceView,
-    expire,
-    with_instances,
-    with_load,
-    with_placement,
-)
+from policy.core import LoadSnapshot
+from policy.view import ClusterView, InstanceView, expire
 
 LOADS_PENDING_MAX = 4096
 """Load snapshots waiting to be folded; those beyond are dropped, the next ones say the same."""
 DESCRIBED_SEQ = 0
 """An answer to Describe carries no number: it counts only where no snapshot came yet."""
+
+
+class Recorder(Protocol):
+    def record(self, fold: Fold, now_s: float) -> None:
+        """Called after each fold, in the event loop: returns at once."""
 
 
 class ClusterState:
@@ -43,12 +43,14 @@ class ClusterState:
         *,
         booking_ttl_s: float,
         describe_timeout_s: float,
+        recorder: Recorder | None = None,
     ) -> None:
         self._bus = bus
         self._log = log
         self._clock = clock
         self._booking_ttl_s = booking_ttl_s
         self._describe_timeout_s = describe_timeout_s
+        self._recorder = recorder
         self._view = ClusterView()
         self._load_came = asyncio.Event()
         self._describing: dict[InstanceId, asyncio.Task[None]] = {}
@@ -62,34 +64,21 @@ class ClusterState:
 
     def current(self) -> ClusterView:
         """The view as of now, without the bookings that ran out."""
-        self._view = expire(self._view, self._clock(), self._booking_ttl_s)
+        return self.as_of(self._clock())
+
+    def as_of(self, now_s: float) -> ClusterView:
+        self._view = expire(self._view, now_s, self._booking_ttl_s)
         return self._view
 
-    def book(
-        self,
-        placement: Placement,
-        prompt_tokens: int,
-        *,
-        samples: int,
-        priority: int,
-        elsewhere: bool = False,
-    ) -> None:
-        """What a placement will bring. `elsewhere`: another conductor's."""
-        self._view = with_placement(
-            self._view,
-            placement,
-            prompt_tokens,
-            self._clock(),
-            samples=samples,
-            priority=priority,
-            elsewhere=elsewhere,
-        )
+    def fold(self, fold: Fold, now_s: float) -> None:
+        """The one way in which the view changes, but for time."""
+        self._view = folded(self._view, fold, now_s, self._booking_ttl_s)
+        if self._recorder is not None:
+            self._recorder.record(fold, now_s)
 
     def registry_changed(self, records: Mapping[InstanceId, InstanceRecord]) -> None:
         """Take over the registry, and ask those whose load is not known yet for it."""
-        now_s = self._clock()
-        workers = (instance_view(record, now_s) for record in records.values())
-        self._view = with_instances(self._view, (worker for worker in workers if worker is not None))
+        self.fold(Registered(tuple(records.values())), self._clock())
         for name, instance in self._view.instances.items():
             if instance.load is None and name not in self._describing:
                 task = asyncio.create_task(self._describe(instance))
@@ -124,7 +113,7 @@ class ClusterState:
             self._log.info("instance did not describe itself", peer=instance.instance, error=error)
             return
         if isinstance(load, LoadSnapshot) and load.instance == instance.instance:
-            self._view = with_load(self._view, load, instance.incarnation, DESCRIBED_SEQ, self._clock())
+            self.fold(LoadHeard(load, instance.incarnation, DESCRIBED_SEQ), self._clock())
 
     def _described_one(self, instance: InstanceId, _: "asyncio.Task[None]") -> None:
         del self._describing[instance]
@@ -133,7 +122,10 @@ class ClusterState:
         load, envelope = received.body, received.envelope
         if not isinstance(load, LoadSnapshot) or load.instance != envelope.sender:
             raise ProtocolError(f"{envelope.kind} of {envelope.sender} is no load snapshot of its own")
-        self._view = with_load(self._view, load, envelope.incarnation, envelope.seq, self._clock())
+        self.fold(
+            LoadHeard(load, envelope.incarnation, envelope.seq, lag_s(received)),
+            self._clock(),
+        )
         self._load_came.set()
 
     async def _on_decision(self, received: Received) -> None:
@@ -142,13 +134,12 @@ class ClusterState:
             raise ProtocolError(f"{envelope.kind} of {envelope.sender} is no decision")
         if envelope.sender == self._bus.instance or decision.placement is None:
             return
-        self.book(
-            decision.placement,
-            decision.prompt_tokens,
-            samples=decision.samples,
-            priority=decision.priority,
-            elsewhere=True,
-        )
+        self.fold(DecisionHeard(decision), self._clock())
+
+
+def lag_s(received: Received) -> float:
+    """How long ago the message was sent, by the clocks of both machines."""
+    return time.time() - received.envelope.sent_at_s
 
 
 def _busy_heard_at_s(view: ClusterView) -> Iterator[float]:

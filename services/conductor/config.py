@@ -70,6 +70,14 @@ class ConductorConfig(ServiceConfig):
             "max": 1_000_000,
         },
     )
+    record_folder: str = field(
+        default="",
+        metadata={"help": "folder for a recording of all that decisions are made from; empty: none"},
+    )
+    record_bytes_max: int = field(
+        default=1 << 30,
+        metadata={"help": "a recording that gets longer ends", "min": 4096, "max": 1 << 44},
+    )
 
 
 def placement_limits(config: ConductorConfig) -> PlacementLimits:

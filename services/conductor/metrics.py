@@ -62,3 +62,11 @@ class ConductorMetrics:
             buckets=(0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0),
             registry=registry,
         )
+        self.recording = Gauge(
+            "moonpool_conductor_recording",
+            "1 while all that decisions are made from is recorded",
+            registry=registry,
+        )
+        self.recorded_bytes = Counter(
+            "moonpool_conductor_recorded_bytes", "Written to the recording", registry=registry
+        )

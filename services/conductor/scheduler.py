@@ -4,15 +4,17 @@ The decision itself is `policy.place`. Between the view it read and its booking 
 two requests that come together never both take the last free instance.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from cluster import subjects
 from cluster.bus import Bus, Received
 from cluster.errors import DeadlineError, NoResponderError, ProtocolError, RetryableError
+from cluster.folds import Decided
 from cluster.logs import Logger
 from cluster.messages import MATCH_BLOCKS_MAX, Decision, MatchReply, MatchRequest
 from cluster.tracing import TraceContext
-from conductor.cluster_state import ClusterState
+from conductor.cluster_state import ClusterState, lag_s
 from conductor.metrics import ConductorMetrics, PrefixSource
 from kvhash import BLOCK_TOKENS, HASH_BYTES
 from kvindex.core import InstanceMatch
@@ -24,6 +26,14 @@ FRESH_LOAD_S_MAX = 0.25
 """Nobody is turned away for loads that are older than the request, which come 10 times a second: so long
 they are waited for."""
 PASSING_REASONS = frozenset({RejectReason.OVERLOADED, RejectReason.TTFT, RejectReason.TBT})
+
+
+@dataclass(frozen=True, slots=True)
+class _Coming:
+    """How a request came: when, and how long after it was sent."""
+
+    at_s: float
+    lag_s: float
 
 
 class Scheduler:
@@ -55,16 +65,16 @@ class Scheduler:
     async def schedule(self, received: Received) -> Placement | Rejection:
         """Handler of the schedule subject. ProtocolError where the request makes no sense."""
         request = checked(received.body)
-        started_s = self._clock()
+        came = _Coming(self._clock(), lag_s(received))
         self._in_flight += 1
         try:
             matches = await self._match(request, received.trace)
-            decision = self._decide(request, matches)
+            decision = self._decide(request, matches, came)
             if isinstance(decision, Rejection) and decision.reason in PASSING_REASONS:
-                await self._state.busy_heard_since(started_s, FRESH_LOAD_S_MAX)
-                decision = self._decide(request, matches)
+                await self._state.busy_heard_since(came.at_s, FRESH_LOAD_S_MAX)
+                decision = self._decide(request, matches, came)
             self._count(decision)
-            self._metrics.decision_s.observe(self._clock() - started_s)
+            self._metrics.decision_s.observe(self._clock() - came.at_s)
             await self._tell(request, matches, decision, received.trace)
         finally:
             self._in_flight -= 1
@@ -94,12 +104,16 @@ class Scheduler:
         self._metrics.matches.labels("answered").inc()
         return reply.matches
 
-    def _decide(self, request: ScheduleRequest, matches: Sequence[InstanceMatch]) -> Placement | Rejection:
-        decision = place(self._state.current(), request, matches, self._limits(), self._clock())
-        if isinstance(decision, Placement):
-            self._state.book(
-                decision, request.prompt_tokens, samples=request.samples, priority=request.priority
-            )
+    def _decide(
+        self, request: ScheduleRequest, matches: tuple[InstanceMatch, ...], came: _Coming
+    ) -> Placement | Rejection:
+        """Of one moment, with one answer of what the limits are: it can be made again from what is folded."""
+        now_s, limits = self._clock(), self._limits()
+        decision = place(self._state.as_of(now_s), request, matches, limits, now_s)
+        placement, rejection = (decision, None) if isinstance(decision, Placement) else (None, decision)
+        self._state.fold(
+            Decided(request, matches, limits, came.at_s, came.lag_s, placement, rejection), now_s
+        )
         return decision
 
     def _count(self, decision: Placement | Rejection) -> None:

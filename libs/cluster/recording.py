@@ -1,0 +1,114 @@
+"""The form of a recording: JSON lines, one for each fold into a conductor's view, with its time.
+
+    {"at_s": 12.5, "kind": "load", "body": {...}}
+
+The first line says who records (`begin`), the last why it ended (`end`); one without it was cut off. Bodies
+are written as on the bus (see `cluster.wire`). Knows no file.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import msgspec
+import orjson
+
+from cluster.errors import ProtocolError
+from cluster.folds import Decided, DecisionHeard, Fold, LoadHeard, Registered
+from cluster.wire import encode_record
+from kvindex.core import InstanceId
+
+VERSION = 1
+LINE_BYTES_MAX = 64 << 20
+"""Of one fold: a registry of thousands of instances fits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    version: int
+    instance: InstanceId
+    incarnation: int
+    booking_ttl_s: float
+    unix_s: float
+    """The time of day at this line's `at_s`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    reason: str
+
+
+Entry = Begun | Fold | Ended
+
+KINDS: dict[str, type[Entry]] = {
+    "begin": Begun,
+    "registry": Registered,
+    "load": LoadHeard,
+    "heard": DecisionHeard,
+    "decided": Decided,
+    "end": Ended,
+}
+_KIND_OF = {cls: kind for kind, cls in KINDS.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    at_s: float
+    """By the conductor's clock."""
+    entry: Entry
+
+
+@dataclass(frozen=True, slots=True)
+class _Written:
+    at_s: float
+    kind: str
+    body: object
+
+
+class RecordingError(Exception):
+    """A recording cannot be read; the text names line and field."""
+
+
+def encode_line(line: Line) -> bytes:
+    """With its line break. ProtocolError where a value has no JSON form."""
+    try:
+        return encode_record(_Written(line.at_s, _KIND_OF[type(line.entry)], line.entry)) + b"\n"
+    except orjson.JSONEncodeError as error:
+        raise ProtocolError(f"{_KIND_OF[type(line.entry)]} cannot be recorded: {error}") from error
+
+
+def decode_lines(lines: Iterable[bytes], name: str) -> Iterator[Line]:
+    """RecordingError, with `name` and the line's number, for the first that is wrong. A last line without its
+    line break was cut off while it was written: it is left out."""
+    clock_s = -float("inf")
+    number = 0
+    for number, data in enumerate(lines, start=1):
+        if len(data) > LINE_BYTES_MAX:
+            raise RecordingError(f"{name}:{number}: longer than {LINE_BYTES_MAX} bytes")
+        if not data.endswith(b"\n"):
+            break
+        try:
+            line = _decoded(data)
+        except (orjson.JSONDecodeError, msgspec.ValidationError, ValueError, RecursionError) as error:
+            raise RecordingError(f"{name}:{number}: {error}") from None
+        if (number == 1) != isinstance(line.entry, Begun):
+            raise RecordingError(f"{name}:{number}: kind: a recording has `begin` as its first line, only")
+        if line.at_s < clock_s:
+            raise RecordingError(f"{name}:{number}: at_s: {line.at_s}, before the line above")
+        clock_s = line.at_s
+        yield line
+    if not number:
+        raise RecordingError(f"{name}: empty, no recording")
+
+
+def _decoded(data: bytes) -> Line:
+    written = msgspec.convert(orjson.loads(data), _Written)
+    entry_class = KINDS.get(written.kind)
+    if entry_class is None:
+        raise ValueError(f"kind: {written.kind[:64]!r}, must be one of {', '.join(KINDS)}")
+    try:
+        entry: Entry = msgspec.convert(written.body, entry_class)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"body of {written.kind}: {error}") from None
+    if isinstance(entry, Begun) and entry.version != VERSION:
+        raise ValueError(f"version: {entry.version}, this reads {VERSION}")
+    return Line(written.at_s, entry)
