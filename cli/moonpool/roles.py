@@ -39,9 +39,14 @@ class ServiceSettings:
     drain_s_max: float
 
 
-def service_arguments(role: str, instance: InstanceId, settings: ServiceSettings) -> tuple[str, ...]:
-    """What follows `python` to run one service."""
-    module, *implied = SERVICE_OF_ROLE[role]
+def service_arguments(
+    role: str,
+    instance: InstanceId,
+    settings: ServiceSettings,
+    services: Mapping[str, tuple[str, ...]] = SERVICE_OF_ROLE,
+) -> tuple[str, ...]:
+    """What follows `python` to run one service, of those that `services` names."""
+    module, *implied = services[role]
     arguments = ["-m", module, *implied, "--instance", instance]
     arguments += ["--nats-url", settings.nats_url, "--etcd-url", settings.etcd_url]
     arguments += ["--drain-s-max", f"{settings.drain_s_max:g}"]

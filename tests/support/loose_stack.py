@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from urllib.error import URLError
@@ -21,7 +21,7 @@ from urllib.request import urlopen
 from kvindex.core import InstanceId
 from moonpool import child
 from moonpool.cluster_client import ClusterAddresses
-from moonpool.roles import ServiceSettings, service_arguments
+from moonpool.roles import SERVICE_OF_ROLE, ServiceSettings, service_arguments
 from moonpool.servers import etcd_server, nats_server
 from moonpool.stack import SECRET_VARIABLE
 
@@ -29,13 +29,19 @@ READY_S_MAX = 90.0
 STOP_S_MAX = 30.0
 POLL_S = 0.1
 LOG_TAIL_LINES = 40
+ROOT = Path(__file__).parents[2]
 
 
 class LooseStack:
     """`loose_stack` makes one, and ends what still runs."""
 
     def __init__(
-        self, folder: Path, model_folder: Path, addresses: ClusterAddresses, lease_ttl_s: float
+        self,
+        folder: Path,
+        model_folder: Path,
+        addresses: ClusterAddresses,
+        lease_ttl_s: float,
+        services: Mapping[str, tuple[str, ...]],
     ) -> None:
         self.folder = folder
         self.addresses = addresses
@@ -52,6 +58,7 @@ class LooseStack:
             drain_s_max=10.0,
         )
         self._lease_ttl_s = lease_ttl_s
+        self._services = services
         self._secret = secrets.token_hex(32)
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
@@ -65,7 +72,7 @@ class LooseStack:
         role = name.rpartition("-")[0]
         program = [
             *(sys.executable, "-I", "-S", child.__file__, str(os.getpid())),
-            *(sys.executable, *service_arguments(role, InstanceId(name), self._settings)),
+            *(sys.executable, *service_arguments(role, InstanceId(name), self._settings, self._services)),
             *("--lease-ttl-s", str(self._lease_ttl_s), *flags),
         ]
         with self._log_path(name).open("ab") as log:
@@ -74,7 +81,7 @@ class LooseStack:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, "OMP_NUM_THREADS": "1", SECRET_VARIABLE: self._secret},
+                env=self._environment(),
                 start_new_session=True,
             )
 
@@ -137,6 +144,12 @@ class LooseStack:
         for process in self._processes.values():
             process.wait()
 
+    def _environment(self) -> dict[str, str]:
+        """Some services are modules of the tests."""
+        path = os.pathsep.join((str(ROOT), *filter(None, (os.environ.get("PYTHONPATH"),))))
+        ours = {"OMP_NUM_THREADS": "1", "PYTHONPATH": path, SECRET_VARIABLE: self._secret}
+        return {**os.environ, **ours}
+
     def _is_ready(self, name: str) -> bool:
         try:
             with urlopen(f"{self.url(name)}/ready", timeout=POLL_S * 10) as answer:
@@ -149,11 +162,18 @@ class LooseStack:
 
 
 @contextmanager
-def loose_stack(folder: Path, model_folder: Path, *, lease_ttl_s: float = 2.0) -> Iterator[LooseStack]:
-    """Servers, and nothing else yet. What runs at the end is killed."""
+def loose_stack(
+    folder: Path,
+    model_folder: Path,
+    *,
+    lease_ttl_s: float = 2.0,
+    services: Mapping[str, tuple[str, ...]] = SERVICE_OF_ROLE,
+) -> Iterator[LooseStack]:
+    """Servers, and nothing else yet. What runs at the end is killed. `services`: the modules by role."""
     with ExitStack() as opened:
         nats = opened.enter_context(nats_server(folder))
         etcd = opened.enter_context(etcd_server(folder))
-        stack = LooseStack(folder, model_folder, ClusterAddresses(nats.url, etcd.url), lease_ttl_s)
+        addresses = ClusterAddresses(nats.url, etcd.url)
+        stack = LooseStack(folder, model_folder, addresses, lease_ttl_s, services)
         opened.callback(stack.end_all)
         yield stack

@@ -1,0 +1,78 @@
+"""A stack whose workers take time instead of computing, and an open-loop load on its gateway.
+
+The load goes the way of `moonpool replay`; prompts are numbers of blocks, so who shares a block shares a
+prefix.
+"""
+
+import asyncio
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.support.loose_stack import LooseStack, loose_stack
+from tests.support.timed_engine import FIRST_TOKEN_ID, LAST_TOKEN_ID
+
+from engine.tiny import make_tiny_model
+from moonpool.api import Api
+from moonpool.replay.prompts import TokenRange
+from moonpool.replay.records import Outcome, Record, Results
+from moonpool.replay.schedule import ScheduledRequest
+from moonpool.replay.sender import SenderConfig, send_all
+from moonpool.replay.target import find_target
+from moonpool.roles import SERVICE_OF_ROLE
+from simulator.trace import TRACE_BLOCK_TOKENS
+
+TIMED_SERVICES = {
+    **SERVICE_OF_ROLE,
+    **{role: ("tests.support.timed_worker", role) for role in ("prefill", "decode", "coupled")},
+}
+API_S_MAX = 20.0
+IN_FLIGHT_MAX = 2000
+SILENCE_S_MAX = 30.0
+SEED = 6
+
+
+@contextmanager
+def timed_stack(folder: Path, *, context_tokens: int = 2048) -> Iterator[LooseStack]:
+    """Servers only, as `loose_stack`; the workers started on it have timed engines."""
+    model = folder / "tiny"
+    make_tiny_model(model, context=context_tokens)
+    with loose_stack(folder, model, services=TIMED_SERVICES) as stack:
+        yield stack
+
+
+def poisson(
+    rate_per_s: float,
+    from_s: float,
+    until_s: float,
+    rng: random.Random,
+    prompt_tokens: int,
+    output_tokens: int,
+) -> list[ScheduledRequest]:
+    """Requests at random times whose prompts share nothing."""
+    requests, due_s = [], from_s
+    while (due_s := due_s + rng.expovariate(rate_per_s)) < until_s:
+        blocks = tuple(rng.getrandbits(62) for _ in range(-(-prompt_tokens // TRACE_BLOCK_TOKENS)))
+        requests.append(ScheduledRequest(len(requests) + 1, due_s, blocks, prompt_tokens, output_tokens))
+    return requests
+
+
+async def send(gateway_url: str, requests: Sequence[ScheduledRequest]) -> list[Record]:
+    """What became of each, in the order in which they ended; all tokens of a block are sent."""
+    target = await asyncio.to_thread(find_target, Api(gateway_url, timeout_s=API_S_MAX), None, None)
+    config = SenderConfig(
+        target=target,
+        scale=1.0,
+        seed=SEED,
+        tokens=TokenRange(FIRST_TOKEN_ID, LAST_TOKEN_ID),
+        in_flight_max=IN_FLIGHT_MAX,
+        silence_s_max=SILENCE_S_MAX,
+    )
+    results = Results()
+    await send_all(requests, config, results)
+    return results.records
+
+
+def served(records: Sequence[Record]) -> list[Record]:
+    return [record for record in records if record.outcome is Outcome.SERVED]
