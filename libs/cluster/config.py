@@ -7,8 +7,8 @@ The dataclass is all there is to say about a setting:
 
 is `--step-tokens-max`, MOONPOOL_STEP_TOKENS_MAX and `step_tokens_max` in the file's tables `[common]` and
 `[<role>]`. Metadata may hold `help`, `min`, `max` and `choices`. Types: str, int, float, bool and tuples of
-str, separated by commas. Unknown flags and keys of the file fail by name; unknown MOONPOOL_ variables do
-not, because roles that share an environment have different settings.
+str, separated by commas; each also with `| None`. Unknown flags and keys of the file fail by name; unknown
+MOONPOOL_ variables do not, because roles that share an environment have different settings.
 """
 
 import math
@@ -17,7 +17,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, fields
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
+from types import NoneType, UnionType
+from typing import Any, TypeVar, get_args, get_type_hints
 
 from cluster.errors import ConfigError
 from policy.core import Role
@@ -51,7 +52,7 @@ def load_config(
     """
     if not {"-h", "--help"}.isdisjoint(argv):
         raise HelpRequested(help_text(config_class, role))
-    settings = _settings(config_class)
+    settings = settings_of(config_class)
     flags, config_path = _from_flags(settings, argv, role)
     path = config_path or environ.get(CONFIG_VARIABLE) or toml_path
     values: dict[str, Any] = {}
@@ -72,16 +73,18 @@ def help_text(config_class: type[object], role: str) -> str:
         f"  {CONFIG_FLAG} PATH",
         f"        TOML file with tables [{COMMON_TABLE}] and [{role}] [environment: {CONFIG_VARIABLE}]",
     ]
-    for name, setting in _settings(config_class).items():
+    for name, setting in settings_of(config_class).items():
         lines.append(f"  {_flag(name)} {setting.value_name}".rstrip())
         lines.append(f"        {setting.describe()}")
     return "\n".join(lines)
 
 
-class _Setting:
+class Setting:
     """One field of a config class: how its value is read and checked."""
 
     def __init__(self, declared: "Field[Any]", kind: object) -> None:
+        kinds = [one for one in get_args(kind) if one is not NoneType] if isinstance(kind, UnionType) else []
+        kind = kinds[0] if len(kinds) == 1 else kind
         if kind not in (str, int, float, bool, tuple[str, ...]):
             raise TypeError(f"{declared.name}: a setting cannot be of type {kind}")
         self.name = declared.name
@@ -101,7 +104,7 @@ class _Setting:
 
     def describe(self) -> str:
         default = "required" if self.required else f"default: {self._shown_default()}"
-        limits = f"; {self._limits()}" if self._limits() else ""
+        limits = f"; {self.limits()}" if self.limits() else ""
         return f"{self.help} [{default}{limits}; environment: {_variable(self.name)}]".strip()
 
     def parse(self, text: str, where: str) -> Any:
@@ -133,14 +136,15 @@ class _Setting:
 
     def _check_limits(self, value: object, where: str) -> None:
         if self.choices and value not in self.choices:
-            raise ConfigError(f"{where}: {value!r} is not {self._limits()}")
+            raise ConfigError(f"{where}: {value!r} is not {self.limits()}")
         if isinstance(value, int | float):
             low = self.minimum if self.minimum is not None else -math.inf
             high = self.maximum if self.maximum is not None else math.inf
             if not math.isfinite(value) or not low <= value <= high:
-                raise ConfigError(f"{where}: {value} is not {self._limits() or 'a finite number'}")
+                raise ConfigError(f"{where}: {value} is not {self.limits() or 'a finite number'}")
 
-    def _limits(self) -> str:
+    def limits(self) -> str:
+        """What values are allowed, in words; empty where its type says it all."""
         if self.choices:
             return f"one of {', '.join(self.choices)}"
         if self.minimum is not None and self.maximum is not None:
@@ -159,14 +163,15 @@ class _Setting:
         return str(self.default)
 
 
-def _settings(config_class: type[object]) -> dict[str, _Setting]:
+def settings_of(config_class: type[object]) -> dict[str, Setting]:
+    """By name, in the order of the class."""
     hints = get_type_hints(config_class)
     declared: Iterable[Field[Any]] = fields(config_class)  # type: ignore[arg-type]
-    return {one.name: _Setting(one, hints[one.name]) for one in declared}
+    return {one.name: Setting(one, hints[one.name]) for one in declared}
 
 
 def _from_flags(
-    settings: Mapping[str, _Setting], argv: Sequence[str], role: str
+    settings: Mapping[str, Setting], argv: Sequence[str], role: str
 ) -> tuple[dict[str, Any], str | None]:
     """The values and the path that `--config` names. Both `--name value` and `--name=value`."""
     values: dict[str, Any] = {}
@@ -186,7 +191,7 @@ def _from_flags(
         elif positive in settings and settings[positive].kind is bool and not has_value:
             values[positive] = False
         else:
-            raise ConfigError(f"unknown argument {flag!r} for {role}{_hint(flag, map(_flag, settings))}")
+            raise ConfigError(f"unknown argument {flag!r} for {role}{hint(flag, map(_flag, settings))}")
     return values, config_path
 
 
@@ -196,14 +201,14 @@ def _next(rest: list[str], flag: str) -> str:
     return rest.pop(0)
 
 
-def _from_environment(settings: Mapping[str, _Setting], environ: Mapping[str, str]) -> dict[str, Any]:
+def _from_environment(settings: Mapping[str, Setting], environ: Mapping[str, str]) -> dict[str, Any]:
     found = {name: environ.get(_variable(name)) for name in settings}
     return {
         name: settings[name].parse(text, _variable(name)) for name, text in found.items() if text is not None
     }
 
 
-def _from_file(settings: Mapping[str, _Setting], path: Path, role: str) -> dict[str, Any]:
+def _from_file(settings: Mapping[str, Setting], path: Path, role: str) -> dict[str, Any]:
     try:
         document = tomllib.loads(path.read_text("utf-8"))
     except OSError as error:
@@ -224,7 +229,7 @@ def _from_file(settings: Mapping[str, _Setting], path: Path, role: str) -> dict[
         for key, value in entries.items():
             where = f"config file {path}: [{table}] {key}"
             if key not in settings:
-                raise ConfigError(f"{where} is unknown{_hint(key, settings)}")
+                raise ConfigError(f"{where} is unknown{hint(key, settings)}")
             values[key] = settings[key].check(value, where)
     return values
 
@@ -237,7 +242,8 @@ def _number(kind: object, text: str, where: str) -> int | float:
         raise ConfigError(f"{where}: {text!r} is not {wanted}") from None
 
 
-def _hint(name: str, known: Iterable[str]) -> str:
+def hint(name: str, known: Iterable[str]) -> str:
+    """The end of an error about an unknown name."""
     close = get_close_matches(name, list(known), n=1)
     return f": did you mean {close[0]}?" if close else ""
 

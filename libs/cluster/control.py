@@ -5,8 +5,17 @@ contract suite runs over both.
 """
 
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
+
+ABSENT_REVISION = 0
+"""Of a key that is not there. Every put gives its key a higher one than any key had before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Versioned:
+    value: bytes
+    revision: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,12 +23,15 @@ class Listing:
     """All keys under the watched prefix: the first event of a watch, and again after any trouble."""
 
     entries: dict[str, bytes]
+    revisions: dict[str, int] = field(default_factory=dict, compare=False)
+    """Of each key."""
 
 
 @dataclass(frozen=True, slots=True)
 class Put:
     key: str
     value: bytes
+    revision: int = field(default=ABSENT_REVISION, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +61,8 @@ class ControlPlane(Protocol):
 
     async def get(self, key: str) -> bytes | None: ...
 
+    async def get_versioned(self, key: str) -> Versioned | None: ...
+
     async def get_prefix(self, prefix: str) -> dict[str, bytes]: ...
 
     async def put(self, key: str, value: bytes, lease: Lease | None = None) -> None:
@@ -57,6 +71,10 @@ class ControlPlane(Protocol):
     async def put_if_absent(self, key: str, value: bytes, lease: Lease | None = None) -> bytes:
         """The value that stands afterwards: ours, or the one that was there. The lease is as for `put`;
         one that is gone is no error where the key was there."""
+
+    async def put_at(self, key: str, value: bytes, revision: int) -> int | None:
+        """Put where the key still has `revision` (ABSENT_REVISION: where it is not there), under no lease.
+        Its new revision, or None where another was quicker."""
 
     async def delete(self, key: str) -> None:
         """Deleting what is not there changes nothing."""

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 import grpc  # type: ignore[import-untyped]
 from etcd3 import Endpoint, MultiEndpointEtcd3Client, etcdrpc, exceptions, utils
 
-from cluster.control import Deleted, Lease, Listing, Put, WatchEvent
+from cluster.control import Deleted, Lease, Listing, Put, Versioned, WatchEvent
 from cluster.errors import ConfigError, DisconnectedError, LeaseLostError
 from cluster.logs import Logger, without_credentials
 from cluster.metrics import ServiceMetrics
@@ -111,6 +111,13 @@ class EtcdControl:
 
         return await self._call("get", call)
 
+    async def get_versioned(self, key: str) -> Versioned | None:
+        def call(client: MultiEndpointEtcd3Client) -> Versioned | None:
+            value, metadata = client.get(key)
+            return None if value is None else Versioned(value, metadata.mod_revision)
+
+        return await self._call("get", call)
+
     async def get_prefix(self, prefix: str) -> dict[str, bytes]:
         listing = await self._call("get_prefix", lambda client: _list(client, prefix)[1])
         return listing.entries
@@ -138,6 +145,19 @@ class EtcdControl:
             return value if won else answers[0][0][0]
 
         return await self._call("put_if_absent", call)
+
+    async def put_at(self, key: str, value: bytes, revision: int) -> int | None:
+        def call(client: MultiEndpointEtcd3Client) -> int | None:
+            ops = client.transactions
+            won, answers = client.transaction(
+                compare=[ops.mod(key) == revision],
+                success=[ops.put(key, value), ops.get(key)],
+                failure=[],
+            )
+            # The get is of the same transaction: it sees this put and no later one.
+            return int(answers[1][0][1].mod_revision) if won else None
+
+        return await self._call("put_at", call)
 
     async def delete(self, key: str) -> None:
         await self._call("delete", lambda client: client.delete(key))
@@ -404,13 +424,17 @@ class _OneRequest:
 def _list(client: MultiEndpointEtcd3Client, prefix: str) -> tuple[int, Listing]:
     """The revision of the listing and the listing."""
     response = client.get_prefix_response(prefix)
-    entries = {kv.key.decode("utf-8", "replace"): kv.value for kv in response.kvs}
-    return response.header.revision, Listing(entries)
+    keys = [kv.key.decode("utf-8", "replace") for kv in response.kvs]
+    entries = {key: kv.value for key, kv in zip(keys, response.kvs, strict=True)}
+    revisions = {key: kv.mod_revision for key, kv in zip(keys, response.kvs, strict=True)}
+    return response.header.revision, Listing(entries, revisions)
 
 
 def _watch_event(event: Any) -> WatchEvent:
     key = event.kv.key.decode("utf-8", "replace")
-    return Deleted(key) if event.type == event.DELETE else Put(key, event.kv.value)
+    if event.type == event.DELETE:
+        return Deleted(key)
+    return Put(key, event.kv.value, event.kv.mod_revision)
 
 
 def _describe(error: BaseException) -> str:

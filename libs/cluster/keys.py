@@ -6,6 +6,7 @@ PREFIX = "/moonpool/v1"
 
 INSTANCES = f"{PREFIX}/instances/"
 SEED = f"{PREFIX}/seed"
+CONFIG = f"{PREFIX}/config"
 
 
 def instance(instance: InstanceId) -> str:

@@ -11,7 +11,7 @@ from tests.support.control_worlds import World, connected, fake_world, real_worl
 from tests.support.eventually import eventually
 
 from cluster import etcd_control
-from cluster.control import ControlPlane, Deleted, Listing, Put, WatchEvent
+from cluster.control import ControlPlane, Deleted, Listing, Put, Versioned, WatchEvent
 from cluster.errors import ConfigError, DisconnectedError, LeaseLostError
 from cluster.etcd_control import EtcdControl
 from cluster.testing import FakeControlPlane
@@ -59,6 +59,43 @@ async def test_put_if_absent_lets_one_win(world: World) -> None:
     assert len(set(values)) == 1
     assert await controls[0].get(key) == values[0]
     assert await controls[1].put_if_absent(key, b"later") == values[0]
+
+
+async def test_put_at_lets_one_win_each_revision(world: World) -> None:
+    controls = [await world.connect() for _ in range(3)]
+    control, key = controls[0], world.prefix + "config"
+    assert await control.get_versioned(key) is None
+    first = await asyncio.gather(
+        *(other.put_at(key, bytes([number]), 0) for number, other in enumerate(controls))
+    )
+    (revision,) = [written for written in first if written is not None]
+    value = bytes([first.index(revision)])
+    assert await control.get_versioned(key) == Versioned(value, revision)
+    await control.put(world.prefix + "other", b"1")
+    later = await control.put_at(key, b"later", revision)
+    assert later is not None
+    assert later > revision
+    assert await control.put_at(key, b"too late", revision) is None
+    assert await control.get_versioned(key) == Versioned(b"later", later)
+    await control.delete(key)
+    assert await control.put_at(key, b"gone", later) is None
+    again = await control.put_at(key, b"again", 0)
+    assert again is not None
+    assert again > later
+
+
+async def test_a_watch_tells_revisions(world: World) -> None:
+    control = await world.connect()
+    key = world.prefix + "config"
+    listed = await control.put_at(key, b"1", 0)
+    events = control.watch_prefix(world.prefix)
+    listing = await following(events)
+    assert isinstance(listing, Listing)
+    assert listing.revisions == {key: listed}
+    written = await control.put_at(key, b"2", listed or 0)
+    put = await following(events)
+    assert isinstance(put, Put)
+    assert put.revision == written
 
 
 async def test_a_lease_that_is_not_kept_takes_its_keys_along(world: World) -> None:

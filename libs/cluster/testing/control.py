@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass, field
 
-from cluster.control import Deleted, Lease, Listing, Put, WatchEvent
+from cluster.control import ABSENT_REVISION, Deleted, Lease, Listing, Put, Versioned, WatchEvent
 from cluster.errors import DisconnectedError, LeaseLostError
 
 
@@ -20,6 +20,8 @@ class FakeStore:
 
     def __init__(self) -> None:
         self.entries: dict[str, bytes] = {}
+        self.revisions: dict[str, int] = {}
+        self._revision = ABSENT_REVISION
         self.watchers: list[tuple[str, asyncio.Queue[WatchEvent | None]]] = []
         self._leases: dict[int, _StoreLease] = {}
         self._next_lease = 0
@@ -39,19 +41,25 @@ class FakeStore:
                 lease.timer.cancel()
         self._leases.clear()
         self.entries.clear()
+        self.revisions.clear()
 
-    def put(self, key: str, value: bytes, lease_id: int | None) -> None:
+    def put(self, key: str, value: bytes, lease_id: int | None) -> int:
         for other in self._leases.values():
             other.keys.discard(key)
         if lease_id is not None:
             if lease_id not in self._leases:
                 raise LeaseLostError(f"lease {lease_id} is gone")
             self._leases[lease_id].keys.add(key)
+        self._revision += 1
         self.entries[key] = value
-        self._tell(key, Put(key, value))
+        self.revisions[key] = self._revision
+        self._tell(key, Put(key, value, self._revision))
+        return self._revision
 
     def delete(self, key: str) -> None:
         if self.entries.pop(key, None) is not None:
+            self._revision += 1
+            del self.revisions[key]
             self._tell(key, Deleted(key))
 
     def grant(self, ttl_s: float) -> int:
@@ -78,8 +86,9 @@ class FakeStore:
         for key in tuple(lease.keys):
             self.delete(key)
 
-    def listing(self, prefix: str) -> dict[str, bytes]:
-        return {key: value for key, value in sorted(self.entries.items()) if key.startswith(prefix)}
+    def listing(self, prefix: str) -> Listing:
+        entries = {key: value for key, value in sorted(self.entries.items()) if key.startswith(prefix)}
+        return Listing(entries, {key: self.revisions[key] for key in entries})
 
     def _tell(self, key: str, event: WatchEvent) -> None:
         for prefix, events in self.watchers:
@@ -115,9 +124,13 @@ class FakeControlPlane:
         self._check()
         return self.store.entries.get(key)
 
+    async def get_versioned(self, key: str) -> Versioned | None:
+        value = await self.get(key)
+        return None if value is None else Versioned(value, self.store.revisions[key])
+
     async def get_prefix(self, prefix: str) -> dict[str, bytes]:
         self._check()
-        return self.store.listing(prefix)
+        return self.store.listing(prefix).entries
 
     async def put(self, key: str, value: bytes, lease: Lease | None = None) -> None:
         self._check()
@@ -132,6 +145,12 @@ class FakeControlPlane:
         if key not in self.store.entries:
             await self.put(key, value, lease)
         return self.store.entries[key]
+
+    async def put_at(self, key: str, value: bytes, revision: int) -> int | None:
+        self._check()
+        if self.store.revisions.get(key, ABSENT_REVISION) != revision:
+            return None
+        return self.store.put(key, value, None)
 
     async def delete(self, key: str) -> None:
         self._check()
@@ -170,7 +189,7 @@ class FakeControlPlane:
                     events.get_nowait()
                 self.store.watchers = [w for w in self.store.watchers if w[1] is not events]
                 self.store.watchers.append((prefix, events))
-                yield Listing(self.store.listing(prefix))
+                yield self.store.listing(prefix)
                 while (event := await events.get()) is not None:
                     yield event
         finally:
