@@ -14,6 +14,10 @@ RequestId = NewType("RequestId", str)
 """Made by the gateway; a client's own id never becomes one."""
 
 
+PRIORITY_MIN, PRIORITY_MAX = -100, 100
+"""Of a request; 0 where none is named."""
+
+
 class Role(StrEnum):
     """What an instance can do; a coupled worker has the last two."""
 
@@ -121,6 +125,7 @@ class CostCoefficients:
     T_prefill(new, prefix) = a + b·new + c·new·(prefix + new/2)
     T_step(batch, kv_tokens) = d + e·batch + f·kv_tokens
     T_transfer(bytes) = g + bytes / bandwidth
+    T_first_token = queue + fetch + T_prefill + h
 
     None is negative and the bandwidths are above 0, else ValueError: a message with others is malformed.
     """
@@ -136,6 +141,8 @@ class CostCoefficients:
     ssd_fixed_s: float = 1e-3
     ssd_bytes_per_s: float = 1e9
     """Reading blocks back from the instance's SSD."""
+    first_token_fixed_s: float = 0.0
+    """What a first token takes beside queue, fetch and computing: placing, messages, reserving."""
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from policy.core import CostCoefficients
 from policy.cost import step_s
-from simulator.request import SimulatedRequest, blocks_of, reserved_blocks
+from simulator.device_memory import DeviceMemory
+from simulator.request import SimulatedRequest
 
 
 @dataclass(slots=True, eq=False)
@@ -21,6 +22,7 @@ class Decoding:
     """A sequence with its prompt behind it."""
 
     request: SimulatedRequest
+    memory: DeviceMemory
     kv_tokens: int
     """Of whose tokens KV lies here: all but the last one."""
     left: int
@@ -34,13 +36,13 @@ class Decoding:
 
     def lacking_blocks(self, steps: int) -> int:
         """Blocks to take before so many steps."""
-        return max(0, blocks_of(self.kv_tokens + steps) - self.blocks)
+        return max(0, self.memory.blocks_of(self.kv_tokens + steps) - self.blocks)
 
     def spare_blocks(self) -> int:
         """Blocks taken for steps that were not done."""
-        return max(
-            0, self.blocks - max(reserved_blocks(self.request.prompt_tokens), blocks_of(self.kv_tokens))
-        )
+        memory = self.memory
+        needed = max(memory.reserved_blocks(self.request.prompt_tokens), memory.blocks_of(self.kv_tokens))
+        return max(0, self.blocks - needed)
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,7 +85,7 @@ class PlainCache:
     def __init__(self, order: EvictionOrder, capacity_blocks: int) -> None:
         self.evicted_blocks = 0
         self._capacity_blocks = capacity_blocks
-        self._evictable = EvictableBlocks(order, eviction_scale(capacity_blocks))
+        self._evictable = EvictableBlocks(order, eviction_scale(capacity_blocks, TRACE_BLOCK_TOKENS))
         self._uses: dict[int, int] = {}
         """Of each block held. One that goes takes its count with it."""
         self._clock = 0

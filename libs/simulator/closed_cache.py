@@ -19,8 +19,8 @@ from simulator.reference_hardware import REFERENCE_COST
 from simulator.trace import TRACE_BLOCK_TOKENS
 
 
-def eviction_scale(capacity_blocks: int) -> EvictionScale:
-    return EvictionScale(capacity_blocks, cost_doubles_at_blocks(REFERENCE_COST, TRACE_BLOCK_TOKENS))
+def eviction_scale(capacity_blocks: int, block_tokens: int) -> EvictionScale:
+    return EvictionScale(capacity_blocks, cost_doubles_at_blocks(REFERENCE_COST, block_tokens))
 
 
 @dataclass(slots=True)
@@ -40,10 +40,12 @@ class _Node:
 class ClosedCache:
     """Prefixes, whole from their start. Its clock ticks with each request and each block brought in."""
 
-    def __init__(self, order: EvictionOrder, capacity_blocks: int) -> None:
+    def __init__(
+        self, order: EvictionOrder, capacity_blocks: int, block_tokens: int = TRACE_BLOCK_TOKENS
+    ) -> None:
         self.evicted_blocks = 0
         self._capacity_blocks = capacity_blocks
-        self._evictable = EvictableBlocks(order, eviction_scale(capacity_blocks))
+        self._evictable = EvictableBlocks(order, eviction_scale(capacity_blocks, block_tokens))
         self._nodes: dict[int, _Node] = {}
         self._clock = 0
 

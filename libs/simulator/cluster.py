@@ -11,6 +11,7 @@ from random import Random
 
 from kvindex.core import InstanceId
 from policy.core import Placement, Rejection, Role
+from policy.load_sums import reserved_blocks
 from simulator.batch import Decoding
 from simulator.conductor import Conductor
 from simulator.decode_node import DecodeDuty
@@ -18,9 +19,9 @@ from simulator.events import Events
 from simulator.links import Links
 from simulator.node import Node
 from simulator.prefill_node import PrefillDuty
-from simulator.request import SimulatedRequest, reserved_blocks, simulated
+from simulator.request import SimulatedRequest, simulated
 from simulator.results import LoadSample, RequestResult, Served, tail_mean_s
-from simulator.setup import OUTPUT_TOKENS_LIMIT, ClusterSetup
+from simulator.setup import OUTPUT_TOKENS_LIMIT, ClusterSetup, SetupError
 from simulator.trace import TracedRequest
 
 TOO_LONG = "too_long"
@@ -49,7 +50,8 @@ class SimulatedRun:
 def simulate_cluster(
     requests: Sequence[TracedRequest], setup: ClusterSetup, on_ended: Ended | None = None
 ) -> SimulatedRun:
-    """Every request of the trace, of which there is at least one, from its arrival to its end."""
+    """Every request of the trace, of which there is at least one, from its arrival to its end.
+    SetupError where its block ids are those of blocks of another size."""
     return _Cluster(requests, setup, on_ended).run()
 
 
@@ -61,6 +63,7 @@ class _Cluster:
         self._events = Events()
         self._random = Random(setup.seed)
         self._on_ended = on_ended
+        _check_blocks(requests, setup.block_tokens)
         first_ms = min(request.arrived_ms for request in requests)
         self._requests = [
             simulated(
@@ -69,6 +72,7 @@ class _Cluster:
                 (traced.arrived_ms - first_ms) / 1e3 / setup.speedup,
                 setup.seed,
                 OUTPUT_TOKENS_LIMIT,
+                setup.block_tokens,
             )
             for index, traced in enumerate(requests)
         ]
@@ -131,7 +135,8 @@ class _Cluster:
         self._end(request, served, None)
 
     def _place(self, request: SimulatedRequest) -> None:
-        if reserved_blocks(request.prompt_tokens + request.output_tokens) > self._setup.node.device_blocks:
+        tokens = request.prompt_tokens + request.output_tokens
+        if reserved_blocks(tokens, self._setup.block_tokens) > self._setup.node.device_blocks:
             self._end_rejected(request, TOO_LONG)
             return
         decision = self._conductor.decide(request)
@@ -160,6 +165,7 @@ class _Cluster:
             request.attempt + 1 if served is not None else max(1, request.attempt),
             served,
             rejected,
+            request.priority,
         )
         request.gaps_s = request.gaps_s[:0]
         if self._on_ended is not None:
@@ -173,6 +179,7 @@ class _Cluster:
             instance,
             roles,
             setup.node,
+            setup.block_tokens,
             setup.load_interval_s,
             setup.message_s,
             partial(self._decoded, instance),
@@ -217,6 +224,17 @@ class _Cluster:
             assert node.memory.free == node.memory.blocks, f"{node.instance} has lost blocks"
             assert not node.holding, f"{node.instance} holds {node.holding} requests"
             node.pool.check_integrity()
+
+
+def _check_blocks(requests: Sequence[TracedRequest], block_tokens: int) -> None:
+    """The block that a prompt's last tokens fill in part may have an id or not."""
+    for index, request in enumerate(requests):
+        full = request.input_tokens // block_tokens
+        if not full <= len(request.block_ids) <= full + (request.input_tokens % block_tokens > 0):
+            raise SetupError(
+                f"block_tokens: {block_tokens}, request {index} has {len(request.block_ids)} block ids for "
+                f"{request.input_tokens} tokens"
+            )
 
 
 def _nothing_waits() -> None:

@@ -16,7 +16,6 @@ from simulator.events import Events
 from simulator.node import Node
 from simulator.request import SimulatedRequest
 from simulator.setup import ClusterSetup
-from simulator.trace import TRACE_BLOCK_TOKENS
 
 MODEL = "simulated"
 INCARNATION = 1
@@ -47,13 +46,21 @@ class Conductor:
             request.output_tokens_max,
             block_hashes=request.family,
             deadline_s=inf,
+            priority=request.priority,
             ttft_ms_max=self._setup.ttft_s_max * 1e3,
             tbt_ms_max=self._setup.tbt_s_max * 1e3,
             excluded=request.excluded,
         )
         decision = place(self._view, asked, self._matches(request), self._setup.placement, now_s)
         if isinstance(decision, Placement):
-            self._view = with_placement(self._view, decision, request.prompt_tokens, now_s)
+            self._view = with_placement(
+                self._view,
+                decision,
+                asked.prompt_tokens,
+                now_s,
+                samples=asked.samples,
+                priority=asked.priority,
+            )
         return decision
 
     def _fold_loads(self) -> None:
@@ -83,6 +90,6 @@ def _registered(node: Node, setup: ClusterSetup) -> InstanceView:
         fingerprint=MODEL,
         blocks=node.memory.blocks,
         block_bytes=setup.block_bytes,
-        block_tokens=TRACE_BLOCK_TOKENS,
+        block_tokens=setup.block_tokens,
         heard_at_s=0.0,
     )

@@ -7,7 +7,7 @@ from policy.evict import BlockUse
 from simulator.batch import Decoding
 from simulator.life import Lives
 from simulator.node import Node
-from simulator.request import SimulatedRequest, reserved_blocks
+from simulator.request import SimulatedRequest
 
 
 class DecodeDuty:
@@ -24,7 +24,7 @@ class DecodeDuty:
         """How many blocks of its prompt are here already, or None where it is refused: second admission, as
         load may have changed since it was placed."""
         node = self._node
-        blocks = reserved_blocks(request.prompt_tokens)
+        blocks = node.memory.reserved_blocks(request.prompt_tokens)
         if (
             node.holding >= node.shape.batch_requests_max
             or blocks > node.memory.free
@@ -52,6 +52,7 @@ class DecodeDuty:
         assert request.first_token_s is not None
         decoding = Decoding(
             request,
+            self._node.memory,
             kv_tokens=request.prompt_tokens,
             left=request.output_tokens - 1,
             blocks=blocks,
@@ -71,7 +72,7 @@ class DecodeDuty:
         """Its blocks are free again; what is cached of its prompt stays in the pool for the next turn."""
         request = decoding.request
         pool = self._node.pool
-        pool.use(request.block_ids, pool.hits(request.block_ids), BlockUse())
+        pool.use(request.block_ids, pool.hits(request.block_ids), BlockUse(request.priority))
         self._leave(request, request.output_tokens)
         self._lives.finished(request)
         self._on_room()

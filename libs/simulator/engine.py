@@ -20,7 +20,7 @@ from policy.plan_step import DecodeWork, PrefillWork, StepLimits, StepPlan, plan
 from simulator.batch import Decoding, StepTimes, step_times, steps_with_room
 from simulator.device_memory import DeviceMemory
 from simulator.events import Event, Events
-from simulator.request import SimulatedRequest, reserved_blocks
+from simulator.request import SimulatedRequest
 
 
 def _nothing() -> None:
@@ -264,7 +264,7 @@ class Engine:
         """Preempted sequences are computed again, prompt and answer so far, once there are blocks."""
         while self._without_blocks:
             decoding = self._without_blocks[0]
-            blocks = reserved_blocks(decoding.kv_tokens + 1)
+            blocks = self._memory.reserved_blocks(decoding.kv_tokens + 1)
             if blocks > self._memory.free:
                 return
             self._without_blocks.popleft()

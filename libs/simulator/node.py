@@ -27,7 +27,6 @@ from simulator.engine import Engine, PrefillJob
 from simulator.events import Events
 from simulator.request import SimulatedRequest
 from simulator.setup import NodeShape
-from simulator.trace import TRACE_BLOCK_TOKENS
 
 SNAPSHOTS_KEPT = 2
 """The latest that a change came after: a message takes at most one interval."""
@@ -95,7 +94,7 @@ class Prefilling:
 
     @property
     def prefix_tokens(self) -> int:
-        return self.prefix_blocks * TRACE_BLOCK_TOKENS
+        return self.prefix_blocks * self.request.block_tokens
 
     @property
     def new_tokens(self) -> int:
@@ -111,6 +110,7 @@ class Node:
         instance: InstanceId,
         roles: tuple[Role, ...],
         shape: NodeShape,
+        block_tokens: int,
         load_interval_s: float,
         message_s: float,
         on_finished: Callable[[Decoding], None],
@@ -120,8 +120,9 @@ class Node:
         self.instance = instance
         self.roles = roles
         self.shape = shape
-        self.memory = DeviceMemory(shape.device_blocks)
-        self.pool = ClosedCache(shape.eviction, shape.pool_blocks)
+        self.block_bytes = block_tokens * shape.kv_bytes_per_token
+        self.memory = DeviceMemory(shape.device_blocks, block_tokens)
+        self.pool = ClosedCache(shape.eviction, shape.pool_blocks, block_tokens)
         self.teller = LoadTeller(events, load_interval_s, message_s, self._load)
         decodes = Role.DECODE in roles
         limits = StepLimits(
@@ -180,6 +181,7 @@ def _queued(prefilling: Prefilling) -> QueuedRequest:
         prefilling.new_tokens,
         request.prompt_tokens - prefilling.new_tokens,
         request.output_tokens_max,
+        priority=request.priority,
         output_tokens_expected=request.output_tokens_expected,
     )
 
@@ -193,6 +195,7 @@ def _running(decoding: Decoding, steps: int) -> RunningRequest:
         output_tokens=request.output_tokens - decoding.left + steps,
         output_tokens_max=request.output_tokens_max,
         committed=True,
+        priority=request.priority,
         output_tokens_expected=request.output_tokens_expected,
     )
 
@@ -205,5 +208,6 @@ def _reserved(request: SimulatedRequest) -> RunningRequest:
         output_tokens=0,
         output_tokens_max=request.output_tokens_max,
         committed=False,
+        priority=request.priority,
         output_tokens_expected=request.output_tokens_expected,
     )

@@ -18,8 +18,7 @@ from simulator.events import Events
 from simulator.life import Lives
 from simulator.links import Flow, Links
 from simulator.node import Node, Prefilling
-from simulator.request import SimulatedRequest, blocks_of, reserved_blocks
-from simulator.trace import TRACE_BLOCK_TOKENS
+from simulator.request import SimulatedRequest
 
 
 class PrefillDuty:
@@ -60,7 +59,8 @@ class PrefillDuty:
             prefilling = node.queued[0]
             local = prefilling.decode == node.instance
             prompt_tokens = prefilling.request.prompt_tokens
-            blocks = reserved_blocks(prompt_tokens) if local else blocks_of(prompt_tokens)
+            memory = node.memory
+            blocks = memory.reserved_blocks(prompt_tokens) if local else memory.blocks_of(prompt_tokens)
             if (
                 blocks > node.memory.free
                 or node.engine.waits_for_blocks
@@ -111,7 +111,7 @@ class PrefillDuty:
             self._compute(prefilling, own)
             return
         source.pool.hold(found)
-        read_bytes = (len(found) - len(own)) * TRACE_BLOCK_TOKENS * node.shape.kv_bytes_per_token
+        read_bytes = (len(found) - len(own)) * node.block_bytes
         came = partial(self._prefix_came, prefilling, own, source, found)
         send = partial(self._links.send, source.number, node.number, read_bytes, came)
         self._events.after(node.shape.cost.transfer_fixed_s, send)
@@ -126,7 +126,7 @@ class PrefillDuty:
 
     def _compute(self, prefilling: Prefilling, own: tuple[int, ...]) -> None:
         node, request = self._node, prefilling.request
-        own_bytes = len(own) * TRACE_BLOCK_TOKENS * node.shape.kv_bytes_per_token
+        own_bytes = len(own) * node.block_bytes
         prefix_tokens = prefilling.prefix_tokens
         request.cached_tokens = prefix_tokens
         node.cached_tokens += prefix_tokens
@@ -152,7 +152,7 @@ class PrefillDuty:
             flow = self._links.open(node.number, self._nodes[prefilling.decode].number)
             self._flows[request] = flow
             first = 0
-        held_tokens = prefilling.held_blocks * TRACE_BLOCK_TOKENS
+        held_tokens = prefilling.held_blocks * request.block_tokens
         sent_tokens = max(0, job.prefix_tokens + tokens - max(first, held_tokens))
         sent_bytes = float(sent_tokens * node.shape.kv_bytes_per_token)
         layers = node.shape.layers
@@ -168,7 +168,7 @@ class PrefillDuty:
         """The first token is sampled. What was computed stays in the pool."""
         node, request = self._node, prefilling.request
         node.prefilled_tokens += request.prompt_tokens - request.cached_tokens
-        node.pool.use(request.block_ids, node.pool.hits(request.block_ids), BlockUse())
+        node.pool.use(request.block_ids, node.pool.hits(request.block_ids), BlockUse(request.priority))
         node.pool.release(own)
         request.first_token_s = self._events.now_s
         local = prefilling.decode == node.instance

@@ -6,17 +6,7 @@ from dataclasses import dataclass, field
 from kvhash import HASH_BYTES
 from kvindex.core import InstanceId
 from policy.core import Placement, RequestId
-from simulator.trace import TRACE_BLOCK_TOKENS, TracedRequest
-
-
-def blocks_of(tokens: int) -> int:
-    """Blocks that hold so many tokens, the last one perhaps in part."""
-    return -(-tokens // TRACE_BLOCK_TOKENS)
-
-
-def reserved_blocks(prompt_tokens: int) -> int:
-    """The prompt's blocks and one more (DESIGN §3 step 5)."""
-    return blocks_of(prompt_tokens) + 1
+from simulator.trace import TracedRequest
 
 
 @dataclass(slots=True, eq=False)
@@ -30,6 +20,8 @@ class SimulatedRequest:
     output_tokens_max: int
     block_ids: tuple[int, ...]
     """Of its full blocks: only those are ever cached."""
+    block_tokens: int
+    priority: int = 0
     attempt: int = 0
     excluded: tuple[InstanceId, ...] = ()
     placement: Placement | None = None
@@ -53,10 +45,12 @@ class SimulatedRequest:
     @property
     def usable_block_ids(self) -> tuple[int, ...]:
         """What of a cached prefix it can start from: its last token is always computed."""
-        return self.block_ids[: (self.prompt_tokens - 1) // TRACE_BLOCK_TOKENS]
+        return self.block_ids[: (self.prompt_tokens - 1) // self.block_tokens]
 
 
-def simulated(traced: TracedRequest, index: int, arrived_s: float, seed: int, limit: int) -> SimulatedRequest:
+def simulated(
+    traced: TracedRequest, index: int, arrived_s: float, seed: int, limit: int, block_tokens: int
+) -> SimulatedRequest:
     """`limit` is what it names as its most tokens, unless its answer is longer."""
     output_tokens = max(1, traced.output_tokens)
     return SimulatedRequest(
@@ -66,5 +60,7 @@ def simulated(traced: TracedRequest, index: int, arrived_s: float, seed: int, li
         traced.input_tokens,
         output_tokens,
         max(limit, output_tokens),
-        traced.block_ids[: traced.input_tokens // TRACE_BLOCK_TOKENS],
+        traced.block_ids[: traced.input_tokens // block_tokens],
+        block_tokens,
+        traced.priority,
     )

@@ -38,6 +38,7 @@ class RequestResult:
     served: Served | None
     rejected: str | None
     """Why it was turned away; set where it was not served."""
+    priority: int = 0
 
 
 @dataclass(frozen=True, slots=True)

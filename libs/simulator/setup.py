@@ -20,6 +20,7 @@ from simulator.trace import TRACE_BLOCK_TOKENS
 
 INSTANCES_MAX = 1024
 SPEEDUP_MAX = 1000.0
+BLOCK_TOKENS_MAX = 65_536
 OUTPUT_TOKENS_LIMIT = 2048
 """What every request names as its most: a client does not know how long its answer will be. One whose answer
 is longer names that."""
@@ -41,7 +42,7 @@ class NodeShape:
     """From DRAM to where it computes: a cached prefix is brought there layer by layer beside the compute."""
     layers: int = 80
     device_blocks: int = KV_TOKENS_MAX // TRACE_BLOCK_TOKENS
-    """KV of what is prefilled, reserved and decoded."""
+    """KV of what is prefilled, reserved and decoded. All blocks are of the cluster's `block_tokens`."""
     pool_blocks: int = POOL_TOKENS // TRACE_BLOCK_TOKENS
     """Cached prefixes, in DRAM."""
     eviction: EvictionOrder = EvictionOrder.LRU
@@ -70,6 +71,8 @@ class ClusterSetup:
     decode: int = 0
     coupled: int = 0
     node: NodeShape = field(default_factory=NodeShape)
+    block_tokens: int = TRACE_BLOCK_TOKENS
+    """Of a block, in every instance and in the requests' block ids."""
     placement: PlacementLimits = field(default_factory=PlacementLimits)
     speedup: float = 1.0
     ttft_s_max: float = 30.0
@@ -101,6 +104,8 @@ class ClusterSetup:
                 "placement_attempts_max": self.placement_attempts_max,
             }
         )
+        if not 1 <= self.block_tokens <= BLOCK_TOKENS_MAX:
+            raise SetupError(f"block_tokens: {self.block_tokens}, 1 to {BLOCK_TOKENS_MAX}")
         if self.message_s < 0 or self.message_s > self.load_interval_s:
             raise SetupError(f"message_s: {self.message_s}, at least 0 and at most load_interval_s")
         if self.node.coupled_step_tokens_max <= self.node.batch_requests_max:
@@ -111,7 +116,7 @@ class ClusterSetup:
 
     @property
     def block_bytes(self) -> int:
-        return TRACE_BLOCK_TOKENS * self.node.kv_bytes_per_token
+        return self.block_tokens * self.node.kv_bytes_per_token
 
 
 def _check_positive(values: Mapping[str, float]) -> None:

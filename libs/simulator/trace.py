@@ -2,7 +2,8 @@
 
 `timestamp` (ms), `input_length` and `output_length` (tokens) and `hash_ids`: an id for each block of
 TRACE_BLOCK_TOKENS tokens of the prompt, the last one possibly part of a block. The same id means the same
-block after the same blocks; that is checked, as all else here rests on it. Other fields are passed over.
+block after the same blocks; that is checked, as all else here rests on it. A `priority` may be there
+too, else it is 0. Other fields are passed over.
 """
 
 from collections.abc import Iterable, Iterator
@@ -12,6 +13,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 import msgspec
+
+from policy.core import PRIORITY_MAX, PRIORITY_MIN
 
 TRACE_BLOCK_TOKENS = 512
 LINE_BYTES_MAX = 1 << 20
@@ -30,6 +33,8 @@ class TracedRequest:
     output_tokens: int
     block_ids: tuple[int, ...]
     """Of its prompt, first to last; no two are equal."""
+    priority: int = 0
+    """The higher, the more important."""
 
 
 class _Line(msgspec.Struct):
@@ -37,6 +42,7 @@ class _Line(msgspec.Struct):
     input_length: int
     output_length: int
     hash_ids: tuple[int, ...]
+    priority: int = 0
 
 
 def read_trace(path: Path) -> list[TracedRequest]:
@@ -101,7 +107,9 @@ def _request(line: _Line, parents: dict[int, int | None]) -> TracedRequest:
                 f"hash_ids: {block_id} follows {parent}, and {parents[block_id]} in an earlier line"
             )
         parent = block_id
-    return TracedRequest(line.timestamp, line.input_length, line.output_length, line.hash_ids)
+    if not PRIORITY_MIN <= line.priority <= PRIORITY_MAX:
+        raise ValueError(f"priority: {line.priority}, {PRIORITY_MIN} to {PRIORITY_MAX}")
+    return TracedRequest(line.timestamp, line.input_length, line.output_length, line.hash_ids, line.priority)
 
 
 def _lines(file: BinaryIO) -> Iterator[bytes]:

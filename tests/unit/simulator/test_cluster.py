@@ -167,6 +167,38 @@ def test_out_of_blocks_the_last_one_gives_its_own_back_and_is_computed_again() -
     assert second.done_at_s == pytest.approx(recomputed_s + 86 * 0.011)
 
 
+def test_blocks_may_be_of_another_size() -> None:
+    """Prompts of 1,024 tokens in blocks of 16, the second one cached as far as that goes."""
+    prompt = TracedRequest(0, 1024, 2, tuple(range(64)))
+    node = replace(ROUND_NODE, device_blocks=3200, pool_blocks=3200)
+    setup = round_setup(node=node, block_tokens=16)
+    first, again = served(simulate_cluster([prompt, replace(prompt, arrived_ms=10_000)], setup))
+    assert (first.cached_tokens, again.cached_tokens) == (0, 1008)
+    assert again.ttft_s == pytest.approx(0.016)
+    with pytest.raises(SetupError, match="block_tokens: 512, request 0 has 64 block ids for 1024 tokens"):
+        simulate_cluster([prompt], round_setup())
+
+
+def test_under_pressure_the_less_important_are_refused_first() -> None:
+    """Prompts of 1.024 s that come together, 5 s to the first token: the lower ones leave the higher ones
+    room to come."""
+    setup = round_setup(
+        node=replace(ROUND_NODE, prefill_step_tokens_max=1024),
+        ttft_s_max=5.0,
+        placement=PlacementLimits(admission=AdmissionMode.SNAPSHOT),
+    )
+    requests = [
+        replace(traced(0, 1, 2 * place, 2 * place + 1), priority=10 * (place % 2)) for place in range(8)
+    ]
+    run = simulate_cluster(requests, setup)
+    assert [result.priority for result in run.results] == 4 * [0, 10]
+    times_served = {
+        priority: sum(result.served is not None for result in run.results if result.priority == priority)
+        for priority in (0, 10)
+    }
+    assert times_served == {0: 1, 10: 3}
+
+
 @pytest.mark.parametrize(
     ("changes", "field"),
     [
@@ -174,6 +206,7 @@ def test_out_of_blocks_the_last_one_gives_its_own_back_and_is_computed_again() -
         ({"speedup": 0.0}, "speedup"),
         ({"message_s": 1.0}, "message_s"),
         ({"tbt_s_max": float("nan")}, "tbt_s_max"),
+        ({"block_tokens": 0}, "block_tokens"),
     ],
 )
 def test_what_cannot_be_simulated_is_named(changes: dict[str, object], field: str) -> None:

@@ -26,6 +26,11 @@ def test_a_request_a_line_unknown_fields_and_blank_lines_passed_over(tmp_path: P
     assert distinct_blocks(requests) == 2
 
 
+def test_a_priority_may_be_named():
+    requests = parse_trace(lines(FIRST, SECOND | {"priority": -3}), "some")
+    assert [request.priority for request in requests] == [0, -3]
+
+
 @pytest.mark.parametrize(
     ("changed", "named"),
     [
@@ -38,6 +43,8 @@ def test_a_request_a_line_unknown_fields_and_blank_lines_passed_over(tmp_path: P
         ({"output_length": -1}, "output_length: -1, at least 0"),
         ({"timestamp": -1}, "timestamp: -1, at least 0"),
         ({"timestamp": "now"}, "timestamp"),
+        ({"priority": 101}, "priority: 101, -100 to 100"),
+        ({"priority": None}, "priority"),
     ],
 )
 def test_a_line_that_makes_no_sense_is_named_with_its_number(changed: dict[str, object], named: str):
