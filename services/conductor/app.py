@@ -9,14 +9,16 @@ from aiohttp import web
 
 from cluster import subjects
 from cluster.bus import Handler, Subscription
+from cluster.cluster_config import ClusterConfig
 from cluster.compatibility import fitting
+from cluster.config_watch import ConfigWatch
 from cluster.context import ServiceContext
 from cluster.messages import InstanceRecord
 from cluster.registry import RegistryEvent
 from conductor.cluster_state import ClusterState
-from conductor.config import ConductorConfig, placement_limits
+from conductor.config import ConductorConfig
 from conductor.metrics import ConductorMetrics
-from conductor.policy_limits import PolicyLimits
+from conductor.policy_limits import PolicyLimits, placement_limits
 from conductor.recorder import FileRecorder
 from conductor.scheduler import Scheduler
 from policy.core import InstanceState, LoadSnapshot
@@ -37,8 +39,11 @@ class ConductorApp:
             recorder=self._recorder,
         )
         self._metrics.bookings.set_function(lambda: len(self._state.current().bookings))
-        self._metrics.policy.labels(config.strategy, config.admission).set(1)
         self._limits = PolicyLimits(placement_limits(config))
+        self._show_policy()
+        self._config_watch = ConfigWatch(
+            context.control, context.metrics, context.log, self._cluster_configured
+        )
         self._scheduler = Scheduler(
             context.bus,
             self._state,
@@ -51,6 +56,7 @@ class ConductorApp:
         self._subscription: Subscription | None = None
 
     async def start(self) -> InstanceRecord:
+        await self._config_watch.start(timeout_s=self._config.connect_s_max)
         await self._state.start()
         self._context.registry.on_change(self._registry_changed)
         self._state.registry_changed(fitting(self._context.registry.instances))
@@ -84,6 +90,7 @@ class ConductorApp:
 
     async def close(self) -> None:
         await self._stop_answering()
+        await self._config_watch.close()
         await self._state.close()
         if self._recorder is not None:
             await asyncio.to_thread(self._recorder.close)
@@ -92,6 +99,15 @@ class ConductorApp:
         subscription, self._subscription = self._subscription, None
         if subscription is not None:
             await subscription.unsubscribe()
+
+    def _cluster_configured(self, config: ClusterConfig) -> None:
+        self._limits.configure(config)
+        self._show_policy()
+
+    def _show_policy(self) -> None:
+        limits = self._limits.current()
+        self._metrics.policy.clear()
+        self._metrics.policy.labels(limits.strategy, limits.admission).set(1)
 
     def _registry_changed(self, _: RegistryEvent) -> None:
         self._state.registry_changed(fitting(self._context.registry.instances))

@@ -1,9 +1,10 @@
-"""Settings of a conductor."""
+"""Settings of a conductor. Those that the cluster's configuration has too are overruled by what it sets."""
 
 from dataclasses import dataclass, field
 
+from cluster.cluster_config import metadata_of
 from cluster.context import ServiceConfig
-from policy.choice import AdmissionMode, PlacementLimits, Strategy
+from policy.choice import PlacementLimits
 
 _LIMITS = PlacementLimits()
 
@@ -13,32 +14,15 @@ class ConductorConfig(ServiceConfig):
     standby: bool = field(
         default=False, metadata={"help": "answer only where no other scheduler does (schedule.standby)"}
     )
-    strategy: str = field(
-        default=_LIMITS.strategy, metadata={"help": "how instances are chosen", "choices": tuple(Strategy)}
-    )
-    admission: str = field(
-        default=_LIMITS.admission,
-        metadata={"help": "what is refused before any work is done for it", "choices": tuple(AdmissionMode)},
-    )
+    strategy: str = field(default=_LIMITS.strategy, metadata=metadata_of("strategy"))
+    admission: str = field(default=_LIMITS.admission, metadata=metadata_of("admission"))
     kvcache_balancing_threshold: float = field(
-        default=_LIMITS.kvcache_balancing_threshold,
-        metadata={
-            "help": "kvcache_centric: another's prefix counts where it is this many times the own one",
-            "min": 1.0,
-            "max": 1e6,
-        },
+        default=_LIMITS.kvcache_balancing_threshold, metadata=metadata_of("kvcache_balancing_threshold")
     )
-    ttft_ms_default: float = field(
-        default=0.0,
-        metadata={"help": "target of requests that name none; 0: no target", "min": 0.0, "max": 3.6e6},
-    )
-    tbt_ms_default: float = field(
-        default=0.0,
-        metadata={"help": "target of requests that name none; 0: no target", "min": 0.0, "max": 60_000.0},
-    )
+    ttft_ms_default: float = field(default=0.0, metadata=metadata_of("ttft_ms_default"))
+    tbt_ms_default: float = field(default=0.0, metadata=metadata_of("tbt_ms_default"))
     decode_horizon_s: float = field(
-        default=_LIMITS.decode_horizon_s,
-        metadata={"help": "how far ahead predictive admission looks", "min": 1.0, "max": 3600.0},
+        default=_LIMITS.decode_horizon_s, metadata=metadata_of("decode_horizon_s")
     )
     match_timeout_ms: float = field(
         default=100.0,
@@ -77,16 +61,4 @@ class ConductorConfig(ServiceConfig):
     record_bytes_max: int = field(
         default=1 << 30,
         metadata={"help": "a recording that gets longer ends", "min": 4096, "max": 1 << 44},
-    )
-
-
-def placement_limits(config: ConductorConfig) -> PlacementLimits:
-    return PlacementLimits(
-        strategy=Strategy(config.strategy),
-        admission=AdmissionMode(config.admission),
-        kvcache_balancing_threshold=config.kvcache_balancing_threshold,
-        ttft_ms_default=config.ttft_ms_default or None,
-        tbt_ms_default=config.tbt_ms_default or None,
-        decode_horizon_s=config.decode_horizon_s,
-        silence_s_max=config.silence_s_max,
     )

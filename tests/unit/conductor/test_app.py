@@ -7,12 +7,12 @@ from tests.support.eventually import eventually
 from tests.support.records import MODEL_INFO, worker
 from tests.support.views import D1, P1, request
 
-from cluster import subjects
+from cluster import keys, subjects
 from cluster.errors import NoResponderError
 from cluster.testing import FakeBroker, FakeStore
 from conductor.app import ConductorApp
 from conductor.config import ConductorConfig
-from policy.core import InstanceState, Placement, Rejection, Role
+from policy.core import InstanceState, Placement, Rejection, RejectReason, Role
 
 pytestmark = pytest.mark.unit
 
@@ -105,6 +105,32 @@ async def test_load_and_metrics(stage: Stage):
 async def test_closes_without_having_started(stage: Stage):
     async with stage.conductor():
         pass
+
+
+def policy_shown(context) -> list[str]:
+    text = context.metrics.exposition().decode()
+    return [line for line in text.splitlines() if line.startswith("moonpool_conductor_policy{")]
+
+
+async def test_the_clusters_configuration_decides_while_it_is_set(stage: Stage):
+    """Live, over the process's own settings, which hold again where it is unset."""
+    register(stage.store, worker("p1", Role.PREFILL), worker("d1", Role.DECODE))
+    stage.store.put(keys.CONFIG, b'{"ttft_ms_default": 1}', None)
+    async with stage.conductor(strategy="random", tbt_ms_default=60_000.0) as (app, context):
+        await app.start()
+        refused = await stage.ask(name="a")
+        assert isinstance(refused, Rejection)
+        assert refused.reason is RejectReason.TTFT
+        stage.store.put(keys.CONFIG, b'{"ttft_ms_default": 1, "admission": "none"}', None)
+        await eventually(lambda: 'admission="none"' in policy_shown(context)[0])
+        assert policy_shown(context) == ['moonpool_conductor_policy{admission="none",strategy="random"} 1.0']
+        assert isinstance(await stage.ask(name="b"), Placement)
+        stage.store.put(keys.CONFIG, b'{"strategy": "joint"}', None)
+        await eventually(lambda: 'strategy="joint"' in policy_shown(context)[0])
+        assert isinstance(await stage.ask(name="c"), Placement)
+        stage.store.delete(keys.CONFIG)
+        await eventually(lambda: 'strategy="random"' in policy_shown(context)[0])
+        assert isinstance(await stage.ask(name="d"), Placement)
 
 
 async def test_the_settings_decide(stage: Stage):
