@@ -232,6 +232,8 @@ class Submit:
     decode: InstanceId
     source: InstanceId | None = None
     prefix_blocks: int = 0
+    waited_s: float = 0.0
+    """Since the placement was asked for."""
 
 
 @dataclass(frozen=True, slots=True)

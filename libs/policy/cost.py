@@ -3,6 +3,8 @@
 Owns the formulas, not the coefficients: an instance measures those and announces them in its load.
 """
 
+from dataclasses import dataclass
+
 from policy.core import CostCoefficients
 
 ASSUMED_COST = CostCoefficients(
@@ -29,6 +31,42 @@ def prefill_s(cost: CostCoefficients, new_tokens: int, prefix_tokens: int) -> fl
 def step_s(cost: CostCoefficients, requests: int, kv_tokens: int) -> float:
     """Time of one decode step over `requests` sequences with `kv_tokens` tokens of KV in all."""
     return cost.step_fixed_s + cost.step_per_request_s * requests + cost.step_per_kv_token_s * kv_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class StepWork:
+    """What one engine step computes: `decodes` sequences that take one token each, with `kv_tokens` tokens
+    of KV in all, and chunks of prompts with `chunk_tokens` tokens and `chunk_pairs` pairs in all."""
+
+    decodes: int = 0
+    kv_tokens: int = 0
+    chunk_tokens: int = 0
+    chunk_pairs: float = 0.0
+
+
+StepTerms = tuple[float, float, float, float, float, float]
+"""Seconds of a step by what takes them: fixed, tokens and pairs of prefill, then fixed, requests and KV
+tokens of decode."""
+
+
+def step_terms(cost: CostCoefficients, work: StepWork) -> StepTerms:
+    """A step that decodes only takes `step_s`, one chunk alone `prefill_s`. One that does both, or has
+    several chunks, goes through the model once: of the fixed parts only the larger one counts."""
+    prefill_fixed_s = cost.prefill_fixed_s if work.chunk_tokens else 0.0
+    step_fixed_s = cost.step_fixed_s if work.decodes else 0.0
+    return (
+        prefill_fixed_s if prefill_fixed_s >= step_fixed_s else 0.0,
+        cost.prefill_per_token_s * work.chunk_tokens,
+        cost.prefill_per_token_pair_s * work.chunk_pairs,
+        step_fixed_s if step_fixed_s > prefill_fixed_s else 0.0,
+        cost.step_per_request_s * work.decodes,
+        cost.step_per_kv_token_s * work.kv_tokens,
+    )
+
+
+def work_s(cost: CostCoefficients, work: StepWork) -> float:
+    """Time of one step that decodes, computes chunks of prompts, or both."""
+    return sum(step_terms(cost, work))
 
 
 def transfer_s(cost: CostCoefficients, transfer_bytes: int) -> float:

@@ -64,7 +64,8 @@ class PrefillCandidate:
 
     @property
     def ttft_s(self) -> float:
-        return self.backlog.wait_s + self.fetch_s + self.compute_s
+        fixed_s = cost_of(self.instance).first_token_fixed_s
+        return self.backlog.wait_s + self.fetch_s + self.compute_s + fixed_s
 
     def taken(self) -> "PrefillCandidate":
         """With one more request like this before it."""

@@ -5,6 +5,7 @@ layers are computed, so many in a write that it is worth one, the last partial b
 """
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,6 +35,8 @@ class Source:
     layout: KVLayout
     checksums: bool
     write_bytes_min: int = WRITE_BYTES_MIN
+    transferred: Callable[[int, float], None] = lambda transfer_bytes, elapsed_s: None
+    """Hears of each write that went through at once."""
 
 
 class Handover:
@@ -106,14 +109,17 @@ class Handover:
         tries_left = WRITE_TRIES_MAX
         while True:
             tries_left -= 1
+            started_s = loop.time()
             try:
-                return await self._peer.write(
+                written = await self._peer.write(
                     self._source.region,
                     local,
                     self._reserved.grant,
                     remote,
-                    timeout_s=deadline_s - loop.time(),
+                    timeout_s=deadline_s - started_s,
                 )
+                self._source.transferred(written.payload_bytes, loop.time() - started_s)
+                return written
             except RetryableTransferError:
                 if not tries_left or loop.time() >= deadline_s:
                     raise

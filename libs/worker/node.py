@@ -23,6 +23,7 @@ from policy.core import CostCoefficients
 from policy.evict import cost_doubles_at_blocks
 from policy.plan_step import StepLimits
 from worker.config import WorkerConfig
+from worker.cost_meter import CostMeter
 from worker.ended import EndedRequests
 from worker.engine_thread import EngineThread
 from worker.handover import Source
@@ -82,7 +83,16 @@ class Node:
         self.endpoint = transfer_endpoint(context.instance, config)
         context.metrics.registry.register(TransferCollector(self.endpoint.totals))
         self.region = self.endpoint.register(self.arena.buffer)
-        self.source = Source(self.endpoint, self.region, self.layout, config.checksums)
+        self.cost: CostCoefficients | None = None
+        """As measured at the start."""
+        self.cost_meter = CostMeter(lambda: self.cost, self.now_s, context.metrics.registry)
+        self.source = Source(
+            self.endpoint,
+            self.region,
+            self.layout,
+            config.checksums,
+            transferred=self.cost_meter.transferred,
+        )
         limits = StepLimits(config.step_tokens_max, config.batch_requests_max)
         self.swap_slots = SwapSlots(config.swap_bytes // self.layout.block_bytes)
         self.preempted = Preempted(self.engine, self.pool, self.swap_slots, self.metrics, context.log)
@@ -95,6 +105,7 @@ class Node:
             self.metrics,
             self._room_changed,
             context.log,
+            self.cost_meter.step_done,
         )
         self.structures = StructureCompiler(folder, model.vocab_size, model.eos_token_ids)
         self.outbox = Outbox(context.bus, context.log)
@@ -102,8 +113,6 @@ class Node:
         self.work_limits = WorkLimits(
             self.model.fingerprint, model.vocab_size, model.context_tokens_max, sizes.compute_blocks
         )
-        self.cost: CostCoefficients | None = None
-        """As measured at the start."""
         self.slow_reads = SlowReads()
         self.fetch = PrefixFetch(self)
         self.cached_tokens_total = 0
@@ -158,8 +167,9 @@ class Node:
         return asyncio.get_running_loop().time()
 
     def current_cost(self) -> CostCoefficients | None:
-        """As measured at the start, with what became slower since."""
-        return None if self.cost is None else self.slow_reads.corrected(self.cost, self.now_s())
+        """As measured at the start, corrected by what was seen since."""
+        cost = self.cost_meter.announce()
+        return None if cost is None else self.slow_reads.corrected(cost, self.now_s())
 
     def keep_running(self, loop: Coroutine[Any, Any, None], what: str) -> None:
         """Run a loop that the instance cannot do without: if it raises, the service ends."""

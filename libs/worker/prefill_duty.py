@@ -141,7 +141,10 @@ class PrefillDuty:
         work = submit.work
         space = self._node.space(work)
         sequence = Sequence.of(work, prompt, space, self._node.model.context_tokens_max, matcher)
-        request = PrefillRequest(self._node, submit, prompt, sequence, trace, self._adopt, self._left)
+        alone = not self._active and not self._queue
+        request = PrefillRequest(
+            self._node, submit, prompt, sequence, trace, self._adopt, self._left, alone=alone
+        )
         self._queue.append(request)
         self._take_next()
         self._node.context.load_changed()

@@ -43,7 +43,10 @@ class PrefillRequest:
         trace: TraceContext | None,
         adopt: Callable[[Sequence, int], bool] | None,
         left: Callable[["PrefillRequest"], None],
+        *,
+        alone: bool,
     ) -> None:
+        """`alone`: nobody was before it when it came."""
         self.sequence = sequence
         self._node = node
         self._work = submit.work
@@ -52,7 +55,10 @@ class PrefillRequest:
         self._prompt = prompt
         self._adopt = adopt
         self._left = left
-        self._ends_at_s = node.now_s() + submit.work.deadline_s
+        now_s = node.now_s()
+        self._ends_at_s = now_s + submit.work.deadline_s
+        self._asked_at_s = now_s - submit.waited_s
+        self._teaches_first_token = alone
         local = submit.decode == node.context.instance
         self._state = prefill.Prefill(local=local)
         self._peer: Peer | None = None
@@ -119,6 +125,11 @@ class PrefillRequest:
         self._tell(ProgressEntry(work.request_id, work.attempt, computed_tokens, cached_tokens))
 
     def token_sampled(self, token_id: int, ending: FinishReason | None) -> None:
+        if self._teaches_first_token:
+            cached_tokens = self.sequence.cached_tokens
+            new_tokens = self.sequence.context_tokens - cached_tokens
+            elapsed_s = self._node.now_s() - self._asked_at_s
+            self._node.cost_meter.first_token(new_tokens, cached_tokens, elapsed_s)
         # With more samples the others begin now, whatever the first one's token was: decode tells that end.
         self.feed(prefill.Computed(token_id, ending if self._work.sampling.samples == 1 else None))
 
@@ -138,6 +149,7 @@ class PrefillRequest:
             case prefill.AskReserve():
                 self._node.spawn(self._reserve(), "reserve", self.failed)
             case prefill.Fetch():
+                self._teaches_first_token = False
                 bringing = self._prefix.begin(self._ends_at_s)
                 self._node.spawn(self._fetch(bringing), "fetch", self.failed)
             case prefill.Compute(reserved):

@@ -17,6 +17,7 @@ from engine.errors import StructureError
 from engine.sampler import NOT_FINITE
 from kvpool import BlockPool
 from policy.core import STRUCTURE_FIELD, RequestId, TokenLogprobs
+from policy.cost import StepWork
 from policy.plan_step import DecodeWork, PrefillWork, StepLimits, StepPlan, plan_step
 from worker.engine_thread import EngineThread
 from worker.metrics import WorkerMetrics
@@ -46,7 +47,9 @@ class StepLoop:
         metrics: WorkerMetrics,
         step_done: Callable[[], None],
         log: Logger,
+        step_took: Callable[[StepWork, float], None] = lambda work, elapsed_s: None,
     ) -> None:
+        """`step_took(work, elapsed_s)` hears what each step took, here and on the engine's thread."""
         self._engine = engine
         self._pool = pool
         self._preempted = preempted
@@ -54,6 +57,7 @@ class StepLoop:
         self._layers = layers
         self._metrics = metrics
         self._step_done = step_done
+        self._step_took = step_took
         self._log = log
         self._sequences: list[Sequence] = []
         self._in_step: frozenset[Sequence] = frozenset()
@@ -194,6 +198,8 @@ class StepLoop:
         return rows
 
     async def _step(self, rows: list[Row]) -> None:
+        loop = asyncio.get_running_loop()
+        started_s = loop.time()
         self._steps += 1
         for row in rows:
             self._turns += 1
@@ -207,6 +213,7 @@ class StepLoop:
                 for row in rows:
                     self._fail(row.sequence, f"engine step failed: {error}")
             else:
+                work = _step_work(rows)
                 results = zip(rows, result.token_ids, result.logprobs, result.failures, strict=True)
                 for row, token_id, logprobs, failure in results:
                     if failure is None:
@@ -214,6 +221,7 @@ class StepLoop:
                     else:
                         self._not_sampled(row.sequence, failure)
                 self._metrics.step_s.observe(result.elapsed_s)
+                self._step_took(work, loop.time() - started_s)
                 self._step_done()
 
     def _layer_hook(self, rows: list[Row]) -> Callable[[int], None] | None:
@@ -282,6 +290,22 @@ class StepLoop:
             self._log.warning("sequence failed", request_id=sequence.request_id, detail=detail)
             self._sequences.remove(sequence)
             sequence.owner.failed(detail)
+
+
+def _step_work(rows: Rows[Row]) -> StepWork:
+    """As the cost model sees the step, before its tokens count as computed. Tokens that were forced are
+    computed like a chunk of a prompt."""
+    decodes = kv_tokens = chunk_tokens = 0
+    chunk_pairs = 0.0
+    for row in rows:
+        context_tokens = row.sequence.context_tokens
+        if row.sequence.decodes and row.tokens == 1:
+            decodes += 1
+            kv_tokens += context_tokens + 1
+        else:
+            chunk_tokens += row.tokens
+            chunk_pairs += row.tokens * (context_tokens + row.tokens / 2)
+    return StepWork(decodes, kv_tokens, chunk_tokens, chunk_pairs)
 
 
 def _engine_step(row: Row) -> SequenceStep:

@@ -2,6 +2,11 @@
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from cluster.prediction_errors import PredictionErrors
+
+TTFT = "ttft"
+"""What the gateway compares with its prediction."""
+
 _TTFT_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 _GAP_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 
@@ -46,6 +51,7 @@ class GatewayMetrics:
             buckets=_TTFT_BUCKETS_S,
             registry=registry,
         )
+        self.prediction_errors = PredictionErrors(registry, (TTFT,))
         self.token_gap_s = Histogram(
             "moonpool_gateway_token_gap_seconds",
             "Between two deliveries of tokens of one answer",

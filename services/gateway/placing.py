@@ -120,9 +120,11 @@ async def submit(
     *,
     gateway: InstanceId,
     deadline_s: float,
+    waited_s: float,
     timeout_s: float,
 ) -> SubmitAccepted | SubmitRefused | SubmitUnanswered:
-    """Hand the request to prefill: first the parts of a long prompt, then the submit itself."""
+    """Hand the request to prefill: first the parts of a long prompt, then the submit itself. `waited_s` is
+    how long ago its placement was asked for."""
     parts = split(order.prompt.token_ids)
     work = Work(
         request_id=order.request_id,
@@ -142,7 +144,7 @@ async def submit(
         PromptPart(order.request_id, placement.attempt, part, len(parts), token_ids)
         for part, token_ids in enumerate(parts)
     ]
-    messages.append(Submit(work, placement.decode, placement.source, placement.prefix_blocks))
+    messages.append(Submit(work, placement.decode, placement.source, placement.prefix_blocks, waited_s))
     subject = subjects.instance(placement.prefill)
     for message in messages:
         try:

@@ -16,7 +16,7 @@ from cluster.messages import Cancel, Finish
 from gateway import placing
 from gateway.answer_text import AnswerText
 from gateway.api_errors import CLIENT_TOO_SLOW, INTERNAL, ApiError, of_failure
-from gateway.metrics import GatewayMetrics
+from gateway.metrics import TTFT, GatewayMetrics
 from gateway.notices import Notices
 from gateway.outbox import Ending, Outbox
 from gateway.placing import Order
@@ -110,6 +110,8 @@ class RunningRequest:
         self._stopped_after: int | None = None
         self._cached_tokens = 0
         self._delivered_at_s: float | None = None
+        self._asked_at_s: float | None = None
+        """When the placement was asked for whose first token has not come yet."""
 
     def take(self, event: Event) -> None:
         """What happened, for the machine; its effects are carried out, in order, before this returns,
@@ -183,6 +185,11 @@ class RunningRequest:
 
     def _measure(self) -> None:
         now_s = self._loop.time()
+        placement = self.state.placement
+        if self._asked_at_s is not None and placement is not None:
+            predicted_s = placement.predicted_ttft_ms / 1e3
+            self._metrics.prediction_errors.observe(TTFT, predicted_s, now_s - self._asked_at_s)
+        self._asked_at_s = None
         if self._delivered_at_s is None:
             self._metrics.ttft_s.observe(now_s - self._arrived_at_s)
         else:
@@ -199,11 +206,12 @@ class RunningRequest:
 
     async def _ask_placement(self, ask: answer.AskPlacement) -> Event:
         self._metrics.placements.inc()
+        self._asked_at_s = self._loop.time()
         question = placing.schedule_request(
             self.order,
             ask,
             bytes(self._output_token_ids),
-            waited_s=asyncio.get_running_loop().time() - self._arrived_at_s,
+            waited_s=self._asked_at_s - self._arrived_at_s,
             deadline_s=self._seconds_left(),
         )
         return await placing.ask_placement(
@@ -218,6 +226,7 @@ class RunningRequest:
             bytes(self._output_token_ids),
             gateway=self._bus.instance,
             deadline_s=self._seconds_left(),
+            waited_s=0.0 if self._asked_at_s is None else self._loop.time() - self._asked_at_s,
             timeout_s=self._limits.submit_timeout_s,
         )
 
