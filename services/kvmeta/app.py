@@ -8,6 +8,7 @@ from aiohttp import web
 from cluster import subjects
 from cluster.bus import Handler, Subscription
 from cluster.compatibility import fitting
+from cluster.config_watch import ConfigWatch
 from cluster.context import ServiceContext
 from cluster.duty import Duty
 from cluster.messages import InstanceRecord
@@ -48,6 +49,9 @@ class KvmetaApp:
             context.log,
             time.monotonic,
         )
+        self._config_watch = ConfigWatch(
+            context.control, context.metrics, context.log, self._replicator.configure
+        )
         self._subscription: Subscription | None = None
 
     async def start(self) -> InstanceRecord:
@@ -55,6 +59,7 @@ class KvmetaApp:
 
         Who does not send its inventory within `sync_wait_s_max` is left out until it does.
         """
+        await self._config_watch.start(timeout_s=self._config.connect_s_max)
         await self._synchroniser.start()
         self._context.registry.on_change(self._registry_changed)
         self._follow_registry()
@@ -92,6 +97,7 @@ class KvmetaApp:
 
     async def close(self) -> None:
         await self._stop_answering()
+        await self._config_watch.close()
         await self._replicator.close()
         await self._synchroniser.close()
 

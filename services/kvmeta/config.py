@@ -1,7 +1,8 @@
-"""Settings of a kvmeta."""
+"""Settings of a kvmeta. Those that the cluster's configuration has too are overruled by what it sets."""
 
 from dataclasses import dataclass, field
 
+from cluster.cluster_config import metadata_of
 from cluster.context import ServiceConfig
 
 
@@ -32,16 +33,9 @@ class KvmetaConfig(ServiceConfig):
             "max": 60.0,
         },
     )
-    replication_requests_min: int = field(
-        default=8,
-        metadata={"help": "requests in a window that make a prefix hot", "min": 2, "max": 1_000_000},
-    )
-    replication_window_s: float = field(
-        default=30.0, metadata={"help": "window in which requests are counted", "min": 1.0, "max": 3600.0}
-    )
-    replication_copies_max: int = field(
-        default=3, metadata={"help": "instances that hold a hot prefix in the end", "min": 1, "max": 1024}
-    )
+    replication_requests_min: int = field(default=8, metadata=metadata_of("replication_requests_min"))
+    replication_window_s: float = field(default=30.0, metadata=metadata_of("replication_window_s"))
+    replication_copies_max: int = field(default=3, metadata=metadata_of("replication_copies_max"))
     replication_in_flight_max: int = field(
         default=2, metadata={"help": "copies made at once", "min": 1, "max": 64}
     )

@@ -7,10 +7,11 @@ reads the blocks itself. A copy told twice moves nothing twice: whoever holds th
 
 import asyncio
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cluster import subjects
 from cluster.bus import Bus, Received
+from cluster.cluster_config import ClusterConfig
 from cluster.duty import Duty
 from cluster.errors import MoonpoolError, ProtocolError, RetryableError
 from cluster.instance_view import instance_view
@@ -70,6 +71,21 @@ def settings_of(config: KvmetaConfig) -> ReplicationSettings:
     )
 
 
+def configured(settings: ReplicationSettings, config: ClusterConfig) -> ReplicationSettings:
+    """`settings` with what `config` sets."""
+    limits = settings.limits
+    requests_min, copies_max = config.replication_requests_min, config.replication_copies_max
+    return replace(
+        settings,
+        limits=replace(
+            limits,
+            requests_min=limits.requests_min if requests_min is None else requests_min,
+            copies_max=limits.copies_max if copies_max is None else copies_max,
+        ),
+        window_s=settings.window_s if config.replication_window_s is None else config.replication_window_s,
+    )
+
+
 class Replicator:
     """One event loop's. `start` to `close`."""
 
@@ -88,6 +104,7 @@ class Replicator:
         self._directory = directory
         self._heat = heat
         self._duty = duty
+        self._own_settings = settings
         self._settings = settings
         self._metrics = metrics
         self._log = log
@@ -116,6 +133,12 @@ class Replicator:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+    def configure(self, config: ClusterConfig) -> None:
+        """Take over what the cluster's configuration sets now. Another window begins to count anew."""
+        before, self._settings = self._settings, configured(self._own_settings, config)
+        if self._settings.window_s != before.window_s:
+            self._window = HeatWindow(self._settings.window_s)
 
     def registry_changed(self, records: Mapping[InstanceId, InstanceRecord]) -> None:
         now_s = self._clock()

@@ -9,6 +9,7 @@ from tests.support.records import worker
 from cluster import keys, subjects
 from cluster.errors import NoResponderError
 from cluster.messages import InventoryChunk, MatchReply, MatchRequest, PrefixHeats
+from cluster.metrics import ServiceMetrics
 from cluster.testing import FakeBroker, FakeStore
 from kvindex.core import InstanceId, InstanceMatch, Tier, TierRun
 from kvmeta.app import KvmetaApp
@@ -29,6 +30,7 @@ class Stage:
         self.broker = FakeBroker()
         self.store = FakeStore()
         self.conductor = self.broker.bus("conductor-1")
+        self.metrics: dict[str, ServiceMetrics] = {}
         self.inventory_gate = asyncio.Event()
         self.inventory_gate.set()
 
@@ -46,6 +48,7 @@ class Stage:
     async def kvmeta(self, name: str = "kvmeta-1", **settings):
         config = KvmetaConfig(**settings)
         async with service_context(self.broker, self.store, name, Role.KVMETA, config) as context:
+            self.metrics[name] = context.metrics
             app = KvmetaApp(context, config)
             try:
                 yield app
@@ -138,6 +141,24 @@ async def test_without_replication_it_tells_no_heat_and_takes_no_duty(stage: Sta
         # The other half of the six was asked of the quiet one.
         assert sum(heat.requests for told in heats for heat in told.prefixes) <= 3
         assert {heat.block_hashes for told in heats for heat in told.prefixes} == {BLOCK}
+
+
+async def test_the_clusters_configuration_says_what_is_hot(stage: Stage):
+    await stage.holder("p1")
+
+    def value(name: str) -> float | None:
+        return stage.metrics["kvmeta-1"].registry.get_sample_value(name)
+
+    async with stage.kvmeta(heat_interval_s=0.01, replication_requests_min=1000) as app:
+        await app.start()
+        for _ in range(6):
+            await stage.match()
+        await eventually(lambda: (value("moonpool_kvmeta_replication_rounds_total") or 0) > 3)
+        assert value("moonpool_kvmeta_hot_prefixes") == 0
+        stage.store.put(keys.CONFIG, b'{"replication_requests_min": 6}', None)
+        await eventually(lambda: value("moonpool_kvmeta_hot_prefixes") == 1)
+        stage.store.delete(keys.CONFIG)
+        await eventually(lambda: value("moonpool_kvmeta_hot_prefixes") == 0)
 
 
 def test_every_setting_of_replication_arrives():

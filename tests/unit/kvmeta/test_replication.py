@@ -10,6 +10,7 @@ from tests.support.records import registry, worker
 from tests.support.views import FINGERPRINT, P1, P2, snapshot
 
 from cluster import keys, subjects
+from cluster.cluster_config import ClusterConfig
 from cluster.duty import Duty
 from cluster.logs import Level, Logger
 from cluster.messages import MatchRequest, PrefixHeat, PrefixHeats, Replicate, Replicated
@@ -21,7 +22,7 @@ from kvmeta import replication
 from kvmeta.hot_prefixes import HeatCounter
 from kvmeta.matcher import Matcher
 from kvmeta.metrics import KvmetaMetrics
-from kvmeta.replication import DUTY, ReplicationSettings, Replicator
+from kvmeta.replication import DUTY, ReplicationSettings, Replicator, configured
 from policy.core import Role
 from policy.replicate import ReplicationLimits
 
@@ -170,6 +171,41 @@ async def test_what_few_ask_for_is_not_copied(stage: Stage):
     await stage.ask(LIMITS.requests_min - 1)
     await kvmeta.rounds(5)
     assert stage.orders == []
+
+
+async def test_another_threshold_counts_for_what_was_asked_before_it_was_set(stage: Stage):
+    kvmeta = await stage.kvmeta("kvmeta-1")
+    await stage.holder()
+    await stage.tell_loads()
+    await stage.ask(LIMITS.requests_min - 1)
+    await kvmeta.rounds(3)
+    assert stage.orders == []
+    kvmeta.replicator.configure(ClusterConfig(replication_requests_min=LIMITS.requests_min - 1))
+    await eventually(lambda: len(stage.orders) == 2)
+
+
+async def test_another_window_counts_anew(stage: Stage):
+    kvmeta = await stage.kvmeta("kvmeta-1")
+    await stage.holder()
+    await stage.tell_loads()
+    await stage.ask(LIMITS.requests_min - 1)
+    await eventually(lambda: len(stage.heats) == 1)
+    await kvmeta.rounds(1)
+    kvmeta.replicator.configure(ClusterConfig(replication_window_s=5.0))
+    await stage.ask(LIMITS.requests_min - 1)
+    await eventually(lambda: len(stage.heats) == 2)
+    await kvmeta.rounds(3)
+    assert stage.orders == []
+    kvmeta.replicator.configure(ClusterConfig(replication_window_s=5.0, replication_copies_max=2))
+    await stage.ask(2)
+    await eventually(lambda: len(stage.orders) == 1)
+
+
+def test_the_cluster_goes_before_the_process_and_leaves_the_rest_alone():
+    config = ClusterConfig(replication_requests_min=9, replication_window_s=7.0, replication_copies_max=5)
+    changed = replace(SETTINGS, limits=replace(LIMITS, requests_min=9, copies_max=5), window_s=7.0)
+    assert configured(SETTINGS, config) == changed
+    assert configured(SETTINGS, ClusterConfig(strategy="random")) == SETTINGS
 
 
 async def test_the_next_holder_goes_on_with_what_it_has_summed(stage: Stage):
