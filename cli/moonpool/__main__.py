@@ -4,7 +4,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from moonpool.arguments import Command, CommandGroup, OneLineParser, add_commands
+from moonpool.arguments import Command, CommandGroup, OneLineParser, add_commands, with_default_command
 from moonpool.commands import bench, chat, replay, serve, simulate, status, up
 from moonpool.errors import EXIT_FAILURE, CommandError
 
@@ -38,7 +38,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(arguments: Sequence[str] | None) -> int:
     parser = OneLineParser(prog="moonpool", description="KV-cache-centric, disaggregated LLM serving.")
     add_commands(parser, COMMANDS)
-    options, unknown = parser.parse_known_args(arguments)
+    words = with_default_command(sys.argv[1:] if arguments is None else arguments, COMMANDS)
+    options, unknown = parser.parse_known_args(words)
     if unknown:
         # By the command's own parser: it is that one's --help that lists what there is.
         options.usage_error(f"unrecognized arguments: {' '.join(unknown)}")

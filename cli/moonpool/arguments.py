@@ -10,6 +10,7 @@ from typing import NoReturn
 from moonpool.errors import EXIT_USAGE
 
 PORT_MAX = 65535
+HELP_FLAGS = ("-h", "--help")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,8 @@ class CommandGroup:
     name: str
     summary: str
     commands: tuple[Command, ...]
+    default: Command | None = None
+    """Of `commands`, the one that is meant where a flag follows the group's own word."""
 
 
 class OneLineParser(argparse.ArgumentParser):
@@ -56,6 +59,18 @@ def add_commands(parser: argparse.ArgumentParser, entries: Sequence[Command | Co
         else:
             entry.add_arguments(chosen)
             chosen.set_defaults(command=entry, prog=chosen.prog, usage_error=chosen.error)
+
+
+def with_default_command(
+    arguments: Sequence[str], entries: Sequence[Command | CommandGroup]
+) -> Sequence[str]:
+    """With the word of the group's default command where it was left out; `--help` is the group's own."""
+    if len(arguments) < 2 or not arguments[1].startswith("-") or arguments[1] in HELP_FLAGS:
+        return arguments
+    for entry in entries:
+        if isinstance(entry, CommandGroup) and entry.name == arguments[0] and entry.default is not None:
+            return [arguments[0], entry.default.name, *arguments[1:]]
+    return arguments
 
 
 def whole_number(minimum: int, maximum: int) -> Callable[[str], int]:

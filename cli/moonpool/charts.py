@@ -14,6 +14,8 @@ LEFT, RIGHT, TOP, BOTTOM = 64, 16, 24, 40
 PLOT_WIDTH, PLOT_HEIGHT = WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM
 TICKS = 5
 HISTOGRAM_BINS = 40
+SERIES_MAX = 6
+"""Lines of one chart that can still be told apart."""
 STYLE = """
 :root { color-scheme: light dark; --page: #fcfcfb; --ink: #0b0b0b; --soft: #52514e; --grid: #e1e0d9;
   --mark: #2a78d6; --target: #c4351c; }
@@ -23,9 +25,12 @@ body { background: var(--page); color: var(--ink); font: 15px/1.5 system-ui, san
   max-width: 760px; padding: 0 1em; }
 h1 { font-size: 1.5em; } h2 { font-size: 1.1em; margin: 2em 0 .4em; } p { color: var(--soft); }
 svg { width: 100%; height: auto; } svg text { fill: var(--soft); font-size: 12px; }
-.grid { stroke: var(--grid); } .bar { fill: var(--mark); } .dot { fill: var(--mark); fill-opacity: 0; }
+.grid { stroke: var(--grid); } .bar { fill: var(--mark); } .dot { fill: currentColor; fill-opacity: 0; }
 .dot:hover { fill-opacity: 1; }
-.line { fill: none; stroke: var(--mark); stroke-width: 2; stroke-linecap: round; }
+.line { fill: none; stroke: currentColor; stroke-width: 2; stroke-linecap: round; }
+.series0 { color: var(--mark); } .series1 { color: #d97a00; } .series2 { color: #1f9d6b; }
+.series3 { color: #a24fc4; } .series4 { color: #c4351c; } .series5 { color: #7d7c74; }
+.legend { margin: 0; } .legend span { margin-right: 1.2em; }
 .target { stroke: var(--target); stroke-width: 2; stroke-dasharray: 6 4; }
 table { border-collapse: collapse; } .wide { overflow-x: auto; }
 th, td { border-bottom: 1px solid var(--grid); padding: .25em .8em; text-align: right; }
@@ -63,30 +68,48 @@ class Axis:
         return math.log10(value) if self.logarithmic else value
 
 
+@dataclass(frozen=True, slots=True)
+class Series:
+    """Points in the order of their first number; a gap where there is no second."""
+
+    name: str
+    points: Sequence[tuple[float, float | None]]
+
+
 def line_chart(
     points: Sequence[tuple[float, float | None]], *, x: str, y: str, y_max: float | None = None
 ) -> str:
     """A line through `points`, which are in the order of their first number; a gap where there is no
     second. The y axis begins at 0 and ends at `y_max`, or where the line does."""
-    known = [value for _, value in points if value is not None]
+    return lines_chart([Series("", points)], x=x, y=y, y_max=y_max)
+
+
+def lines_chart(series: Sequence[Series], *, x: str, y: str, y_max: float | None = None) -> str:
+    """Several lines on the same axes, at most SERIES_MAX, with their names above where there is more than
+    one."""
+    if len(series) > SERIES_MAX:
+        raise ValueError(f"series: {len(series)}, at most {SERIES_MAX}")
+    known = [value for one in series for _, value in one.points if value is not None]
     if not known:
         return paragraph("Nothing was measured.")
-    x_axis = Axis(x, 0.0, max(points[-1][0], 1e-9))
+    last = max(one.points[-1][0] for one in series if one.points)
+    x_axis = Axis(x, 0.0, max(last, 1e-9))
     y_axis = Axis(y, 0.0, y_max or max(*known, 1e-9))
-    path, dots = [], []
-    drawing = False
-    for at, value in points:
-        if value is None:
-            drawing = False
-            continue
-        left, top = _x(x_axis, at), _y(y_axis, value)
-        # A line of no length, whose round ends are a dot, lets one value between gaps be seen.
-        path.append(f"L{left:.1f} {top:.1f}" if drawing else f"M{left:.1f} {top:.1f}h0")
-        drawing = True
-        tip = escape(f"{x} {short(at)}: {short(value)}")
-        dots.append(f'<circle class="dot" cx="{left:.1f}" cy="{top:.1f}" r="5"><title>{tip}</title></circle>')
-    line = f'<path class="line" d="{" ".join(path)}"/>'
-    return _svg(x_axis, y_axis, line + "".join(dots))
+    lines = "".join(_line(one, number, x_axis, y_axis) for number, one in enumerate(series))
+    return (_legend(series) if len(series) > 1 else "") + _svg(x_axis, y_axis, lines)
+
+
+def bar_chart(values: Sequence[tuple[str, float]], *, y: str, y_max: float | None = None) -> str:
+    """One bar a name, in the given order. The y axis begins at 0 and ends at `y_max`, or at the highest."""
+    if not values:
+        return paragraph("Nothing was measured.")
+    x_axis = Axis("", 0.0, float(len(values)))
+    y_axis = Axis(y, 0.0, y_max or max(*(value for _, value in values), 1e-9))
+    bars = "".join(
+        _bar(x_axis, y_axis, float(number), number + 1.0, value, f"{name}: {short(value)}")
+        for number, (name, value) in enumerate(values)
+    )
+    return _svg(x_axis, y_axis, bars, x_ticks=False)
 
 
 def histogram(values: Sequence[float], *, x: str, y: str, target: float | None = None) -> str:
@@ -103,7 +126,7 @@ def histogram(values: Sequence[float], *, x: str, y: str, target: float | None =
     y_axis = Axis(y, 0.0, float(max(counts)))
     edges = [low * (high / low) ** (number / HISTOGRAM_BINS) for number in range(HISTOGRAM_BINS + 1)]
     bars = "".join(
-        _bar(x_axis, y_axis, edges[number], edges[number + 1], count)
+        _bar(x_axis, y_axis, edges[number], edges[number + 1], count, _bin_tip(edges, number, count))
         for number, count in enumerate(counts)
         if count
     )
@@ -135,14 +158,39 @@ def short(value: float) -> str:
     return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
-def _svg(x_axis: Axis, y_axis: Axis, marks: str) -> str:
+def _line(series: Series, number: int, x_axis: Axis, y_axis: Axis) -> str:
+    path, dots = [], []
+    drawing = False
+    for at, value in series.points:
+        if value is None:
+            drawing = False
+            continue
+        left, top = _x(x_axis, at), _y(y_axis, value)
+        # A line of no length, whose round ends are a dot, lets one value between gaps be seen.
+        path.append(f"L{left:.1f} {top:.1f}" if drawing else f"M{left:.1f} {top:.1f}h0")
+        drawing = True
+        named = f"{series.name}, " if series.name else ""
+        tip = escape(f"{named}{x_axis.label} {short(at)}: {short(value)}")
+        dots.append(f'<circle class="dot" cx="{left:.1f}" cy="{top:.1f}" r="5"><title>{tip}</title></circle>')
+    marks = f'<path class="line" d="{" ".join(path)}"/>' + "".join(dots)
+    return f'<g class="series{number}">{marks}</g>'
+
+
+def _legend(series: Sequence[Series]) -> str:
+    names = "".join(
+        f'<span class="series{number}">&#9644; {escape(one.name)}</span>' for number, one in enumerate(series)
+    )
+    return f'<p class="legend">{names}</p>'
+
+
+def _svg(x_axis: Axis, y_axis: Axis, marks: str, x_ticks: bool = True) -> str:
     parts = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img">']
     parts.append(f'<text x="{LEFT}" y="14">{escape(y_axis.label)}</text>')
     for tick in y_axis.ticks():
         top = _y(y_axis, tick)
         parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{top:.1f}" y2="{top:.1f}"/>')
         parts.append(f'<text x="{LEFT - 6}" y="{top + 4:.1f}" text-anchor="end">{short(tick)}</text>')
-    for tick in x_axis.ticks():
+    for tick in x_axis.ticks() if x_ticks else []:
         left = _x(x_axis, tick)
         parts.append(
             f'<text x="{left:.1f}" y="{HEIGHT - BOTTOM + 16}" text-anchor="middle">{short(tick)}</text>'
@@ -152,14 +200,17 @@ def _svg(x_axis: Axis, y_axis: Axis, marks: str) -> str:
     return "".join([*parts, marks, "</svg>"])
 
 
-def _bar(x_axis: Axis, y_axis: Axis, low: float, high: float, count: int) -> str:
-    left, right, top = _x(x_axis, low), _x(x_axis, high), _y(y_axis, count)
+def _bin_tip(edges: Sequence[float], number: int, count: int) -> str:
+    return f"{short(edges[number])} to {short(edges[number + 1])}: {count}"
+
+
+def _bar(x_axis: Axis, y_axis: Axis, low: float, high: float, value: float, tip: str) -> str:
+    left, right, top = _x(x_axis, low), _x(x_axis, high), _y(y_axis, value)
     # Two units stay free between bars, so that they can be told apart.
     width = max(1.0, right - left - 2)
-    tip = escape(f"{short(low)} to {short(high)}: {count}")
     return (
         f'<rect class="bar" x="{left + 1:.1f}" y="{top:.1f}" width="{width:.1f}" '
-        f'height="{HEIGHT - BOTTOM - top:.1f}"><title>{tip}</title></rect>'
+        f'height="{HEIGHT - BOTTOM - top:.1f}"><title>{escape(tip)}</title></rect>'
     )
 
 

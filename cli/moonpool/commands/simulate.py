@@ -1,8 +1,11 @@
-"""`moonpool simulate NAME`: what policies would do, without a cluster."""
+"""`moonpool simulate [NAME]`: what policies would do, without a cluster. Without a name: `cluster`."""
 
 from moonpool.arguments import CommandGroup
 from moonpool.simulations import cache, cluster
 
 GROUP = CommandGroup(
-    "simulate", "try policies on a trace, without a cluster", (cache.COMMAND, cluster.COMMAND)
+    "simulate",
+    "try policies on a trace, without a cluster",
+    (cache.COMMAND, cluster.COMMAND),
+    default=cluster.COMMAND,
 )

@@ -5,8 +5,9 @@ arguments print the same bytes.
 
 `--json` prints one object:
 
-    {"trace": path, "prefill", "decode", "coupled": instances, "policy", "admission", "speedup",
-     "model", "efficiency", "reuse": bool, "seed", "pool_tokens", "ttft_s_max", "tbt_s_max",
+    {"trace": path, "dataset": name, "rate", "reuse": bool, "seed",
+     "prefill", "decode", "coupled": instances, "policy", "admission", "speedup",
+     "model", "efficiency", "pool_tokens", "ttft_s_max", "tbt_s_max",
      "requests", "served", "rejected": {reason: requests}, "in_targets", "ttft_in_target", "tbt_in_target",
      "duration_s", "goodput_per_s", "ttft_s": D, "ttft_error": D, "tbt_s": D, "hit_rate",
      "preempted", "evicted_blocks", "moved_bytes", "busy": {instance: share}, "events",
@@ -15,6 +16,7 @@ arguments print the same bytes.
                       "ttft_s", "predicted_ttft_s", "tbt_s", "done_at_s", "prefill", "decode",
                       "cached_tokens"}, …]}
 
+`trace` is null where there is a `dataset`, which is null otherwise, as is its `rate`.
 `D` is {"mean", "p50", "p90", "p99", "max"}, null where there is nothing to count. TTFT and TBT are those of
 `simulator.results`, `ttft_error` is how far predicted TTFTs were off, in shares of the actual ones; goodput
 counts requests that met both targets. `busy` is the share of the duration in which an engine computed.
@@ -29,52 +31,37 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
-from moonpool.arguments import Command, positive, seconds, whole_number
+from moonpool.arguments import Command, positive, whole_number
 from moonpool.errors import EXIT_OK, CommandError, UsageError
-from moonpool.simulations.progress import TerminalProgress
-from moonpool.table import format_table
-from policy.choice import AdmissionMode, PlacementLimits, Strategy
-from policy.evict import EvictionOrder
-from simulator.cluster import SimulatedRun, simulate_cluster
-from simulator.reference_hardware import POOL_TOKENS, reference_cost
-from simulator.results import Distribution, RequestResult, Summary, summary
-from simulator.setup import INSTANCES_MAX, SPEEDUP_MAX, ClusterSetup, NodeShape, SetupError
-from simulator.trace import (
-    LINES_MAX,
-    TRACE_BLOCK_TOKENS,
-    TraceError,
-    read_trace,
-    without_reuse,
+from moonpool.simulations.cluster_options import (
+    add_cluster_arguments,
+    node_shape,
+    placement_limits,
 )
-
-MODEL = "llama2-70b-a800"
-DEFAULTS = ClusterSetup(coupled=1)
-NODE = DEFAULTS.node
-TARGET_S_MAX = 3600.0
-TOKENS_MAX = 1_000_000_000_000
-STEP_TOKENS_MAX = 1_000_000
-SEED_MAX = 2**63 - 1
-THRESHOLD_MAX = 1e9
+from moonpool.simulations.page import as_page
+from moonpool.simulations.progress import TerminalProgress
+from moonpool.simulations.workload import (
+    add_workload_arguments,
+    read_workload,
+    workload_name,
+    workload_object,
+)
+from moonpool.table import format_table
+from policy.choice import AdmissionMode
+from simulator.cluster import SimulatedRun, simulate_cluster
+from simulator.results import Distribution, RequestResult, Summary, summary
+from simulator.setup import INSTANCES_MAX, SPEEDUP_MAX, ClusterSetup, SetupError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     instances = whole_number(0, INSTANCES_MAX)
-    tokens = whole_number(1, TOKENS_MAX)
-    step_tokens = whole_number(NODE.batch_requests_max + 1, STEP_TOKENS_MAX)
-    target = seconds(TARGET_S_MAX)
     parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
     parser.add_argument("--per-request", action="store_true", help="with --json: every request's own result")
-    parser.add_argument("--trace", type=Path, required=True, metavar="FILE", help="one JSON request a line")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="also a page with charts")
+    add_workload_arguments(parser, "of --dataset: requests a second, in the mean")
     parser.add_argument("--prefill", type=instances, default=0, metavar="P", help="instances that prefill")
     parser.add_argument("--decode", type=instances, default=0, metavar="D", help="instances that decode")
     parser.add_argument("--coupled", type=instances, default=0, metavar="N", help="instances that do both")
-    parser.add_argument("--policy", choices=[*Strategy], default=Strategy.JOINT.value, help="placement")
-    parser.add_argument(
-        "--admission",
-        choices=[*AdmissionMode],
-        default=AdmissionMode.PREDICTIVE.value,
-        help="early rejection",
-    )
     parser.add_argument(
         "--speedup",
         type=positive(SPEEDUP_MAX),
@@ -82,66 +69,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="X",
         help="arrivals, so many times as fast",
     )
-    parser.add_argument("--model", choices=(MODEL,), default=MODEL, help="model and hardware of an instance")
-    parser.add_argument(
-        "--efficiency",
-        type=positive(1.0),
-        default=1.0,
-        help="share of the data sheet's rates that is reached",
-    )
-    parser.add_argument("--requests", type=whole_number(1, LINES_MAX), metavar="N", help="only the first N")
-    parser.add_argument(
-        "--no-reuse", action="store_true", help="no block comes twice: as if every prompt were new"
-    )
-    parser.add_argument("--seed", type=whole_number(0, SEED_MAX), default=0, metavar="S")
-    parser.add_argument(
-        "--pool-tokens",
-        type=tokens,
-        default=POOL_TOKENS,
-        metavar="N",
-        help=f"cached prefixes of an instance, in DRAM (default {POOL_TOKENS})",
-    )
-    parser.add_argument(
-        "--eviction",
-        choices=[*EvictionOrder],
-        default=EvictionOrder.LRU.value,
-        help="which of them goes first",
-    )
-    parser.add_argument(
-        "--step-tokens",
-        type=step_tokens,
-        default=NODE.coupled_step_tokens_max,
-        metavar="N",
-        help=f"of a coupled instance, in one step (default {NODE.coupled_step_tokens_max})",
-    )
-    parser.add_argument("--ttft-s", type=target, default=DEFAULTS.ttft_s_max, metavar="S", help="target")
-    parser.add_argument("--tbt-s", type=target, default=DEFAULTS.tbt_s_max, metavar="S", help="target")
-    parser.add_argument(
-        "--balancing-threshold",
-        type=positive(THRESHOLD_MAX),
-        default=DEFAULTS.placement.kvcache_balancing_threshold,
-        metavar="X",
-        help="of kvcache_centric: how much longer another's prefix must be to be read",
-    )
+    add_cluster_arguments(parser, AdmissionMode.PREDICTIVE)
 
 
 def run(options: argparse.Namespace) -> int:
     if not options.coupled and not (options.prefill and options.decode):
         raise UsageError("--prefill and --decode must both be at least 1, or --coupled must be")
+    if options.dataset is not None and options.rate is None:
+        raise UsageError("--dataset needs --rate, the requests a second")
     try:
         setup = setup_of(options)
-        requests = read_trace(options.trace)[: options.requests]
-    except (SetupError, TraceError) as error:
+    except SetupError as error:
         raise CommandError(str(error)) from None
-    if options.no_reuse:
-        requests = without_reuse(requests)
+    requests = read_workload(options)
+    if options.html is not None:
+        # Now, for a page that cannot be written is better known before the simulation than after it.
+        options.html.touch()
     with TerminalProgress(len(requests), "requests", sys.stderr) as progress:
         simulated = simulate_cluster(requests, setup, progress.show)
     told = summary(simulated.results, setup.ttft_s_max, setup.tbt_s_max)
-    if options.json:
-        print(json.dumps(as_object(options, simulated, told)))
-    else:
-        print(as_table(simulated, told))
+    print(json.dumps(as_object(options, simulated, told)) if options.json else as_table(simulated, told))
+    if options.html is not None:
+        title = f"{workload_name(options)}, simulated"
+        page = as_page(title, cluster_rows(simulated, told), simulated, setup)
+        options.html.write_text(page, encoding="utf-8")
     return EXIT_OK
 
 
@@ -151,17 +102,8 @@ def setup_of(options: argparse.Namespace) -> ClusterSetup:
         prefill=options.prefill,
         decode=options.decode,
         coupled=options.coupled,
-        node=NodeShape(
-            cost=reference_cost(options.efficiency),
-            pool_blocks=max(1, options.pool_tokens // TRACE_BLOCK_TOKENS),
-            eviction=EvictionOrder(options.eviction),
-            coupled_step_tokens_max=options.step_tokens,
-        ),
-        placement=PlacementLimits(
-            strategy=Strategy(options.policy),
-            admission=AdmissionMode(options.admission),
-            kvcache_balancing_threshold=options.balancing_threshold,
-        ),
+        node=node_shape(options),
+        placement=placement_limits(options),
         speedup=options.speedup,
         ttft_s_max=options.ttft_s,
         tbt_s_max=options.tbt_s,
@@ -172,7 +114,7 @@ def setup_of(options: argparse.Namespace) -> ClusterSetup:
 def as_object(options: argparse.Namespace, run: SimulatedRun, told: Summary) -> dict[str, object]:
     """What `--json` prints; its keys are told at the top of this module."""
     printed: dict[str, object] = {
-        "trace": str(options.trace),
+        **workload_object(options),
         "prefill": options.prefill,
         "decode": options.decode,
         "coupled": options.coupled,
@@ -181,8 +123,6 @@ def as_object(options: argparse.Namespace, run: SimulatedRun, told: Summary) -> 
         "speedup": options.speedup,
         "model": options.model,
         "efficiency": options.efficiency,
-        "reuse": not options.no_reuse,
-        "seed": options.seed,
         "pool_tokens": options.pool_tokens,
         "ttft_s_max": options.ttft_s,
         "tbt_s_max": options.tbt_s,
@@ -200,9 +140,14 @@ def as_object(options: argparse.Namespace, run: SimulatedRun, told: Summary) -> 
 
 
 def as_table(run: SimulatedRun, told: Summary) -> str:
+    return format_table(("measure", "value"), cluster_rows(run, told))
+
+
+def cluster_rows(run: SimulatedRun, told: Summary) -> list[tuple[str, str]]:
+    """What came out, each with its name."""
     rejected = ", ".join(f"{count} {reason}" for reason, count in told.rejected.items())
     busy = _busy(run, told)
-    facts = [
+    return [
         ("requests", f"{told.requests}, {told.served} served, {told.requests - told.served} rejected"),
         ("rejected", rejected or "none"),
         ("in both targets", f"{told.in_targets} ({told.in_targets / told.requests:.1%})"),
@@ -215,7 +160,6 @@ def as_table(run: SimulatedRun, told: Summary) -> str:
         ("busy", f"{min(busy.values()):.1%} to {max(busy.values()):.1%} of an instance's time"),
         ("moved", f"{run.moved_bytes / 1e12:.2f} TB between instances"),
     ]
-    return format_table(("measure", "value"), facts)
 
 
 def _distribution(found: Distribution | None) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from moonpool.__main__ import COMMANDS, main
-from moonpool.arguments import Command, CommandGroup, seconds, whole_number
+from moonpool.arguments import Command, CommandGroup, seconds, whole_number, with_default_command
 
 pytestmark = pytest.mark.unit
 
@@ -155,3 +155,25 @@ def test_a_reader_that_goes_away_is_no_news(arguments: tuple[str, ...]) -> None:
     )
     os.close(writer)
     assert (ended.returncode, ended.stderr) == (1, b"")
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        (["group", "--flag"], ["group", "first", "--flag"]),
+        (["group", "second", "--flag"], ["group", "second", "--flag"]),
+        (["group", "--help"], ["group", "--help"]),
+        (["group"], ["group"]),
+        (["other", "--flag"], ["other", "--flag"]),
+        ([], []),
+    ],
+)
+def test_a_group_may_mean_one_of_its_commands(words: list[str], meant: list[str]) -> None:
+    first, second = (
+        Command(name, "", lambda parser: None, lambda options: 0) for name in ("first", "second")
+    )
+    entries = (
+        CommandGroup("group", "", (first, second), default=first),
+        CommandGroup("other", "", (second,)),
+    )
+    assert list(with_default_command(words, entries)) == meant

@@ -8,7 +8,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moonpool.charts import HEIGHT, WIDTH, Axis, histogram, line_chart, page, table
+from moonpool.charts import (
+    HEIGHT,
+    SERIES_MAX,
+    WIDTH,
+    Axis,
+    Series,
+    bar_chart,
+    histogram,
+    line_chart,
+    lines_chart,
+    page,
+    table,
+)
 
 pytestmark = pytest.mark.unit
 
@@ -86,3 +98,26 @@ def test_all_text_is_escaped() -> None:
     text += histogram([1.0], x=hostile, y=hostile) + line_chart([(0, 1)], x=hostile, y=hostile)
     assert "<script" not in text
     assert text.count("&lt;script&gt;") >= 9
+
+
+def test_several_lines_have_names_and_the_same_axes() -> None:
+    series = [Series("one <1>", [(0.0, 1.0), (2.0, None)]), Series("two", [(1.0, 4.0), (2.0, 2.0)])]
+    svg = f"<div>{lines_chart(series, x='s', y='requests')}</div>"
+    assert [element.text for element in of_class(svg, "legend")[0]] == ["\u25ac one <1>", "\u25ac two"]
+    heights = {dot[0].text: float(dot.get("cy") or "nan") for dot in of_class(svg, "dot")}
+    assert list(heights) == ["one <1>, s 0: 1", "two, s 1: 4", "two, s 2: 2"]
+    assert heights["two, s 1: 4"] < heights["two, s 2: 2"] < heights["one <1>, s 0: 1"]
+
+
+def test_more_lines_than_can_be_told_apart_are_refused() -> None:
+    with pytest.raises(ValueError, match=str(SERIES_MAX)):
+        lines_chart([Series(str(number), []) for number in range(SERIES_MAX + 1)], x="s", y="requests")
+
+
+def test_bars_are_as_high_as_their_values() -> None:
+    svg = bar_chart([("a", 0.5), ("b", 1.0), ("c", 0.0)], y="share", y_max=1.0)
+    bars = of_class(svg, "bar")
+    assert [bar[0].text for bar in bars] == ["a: 0.5", "b: 1", "c: 0"]
+    low, high, none = (float(bar.get("height") or "nan") for bar in bars)
+    assert (high, none) == (pytest.approx(2 * low), 0.0)
+    assert "Nothing was measured" in bar_chart([], y="share")

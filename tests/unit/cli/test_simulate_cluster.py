@@ -17,6 +17,10 @@ REQUESTS = (
 )
 KEYS = [
     "trace",
+    "dataset",
+    "rate",
+    "reuse",
+    "seed",
     "prefill",
     "decode",
     "coupled",
@@ -25,8 +29,6 @@ KEYS = [
     "speedup",
     "model",
     "efficiency",
-    "reuse",
-    "seed",
     "pool_tokens",
     "ttft_s_max",
     "tbt_s_max",
@@ -155,6 +157,31 @@ def test_what_makes_no_sense_is_refused_in_one_line(words, capsys, more, status,
     error = capsys.readouterr().err
     assert said in error
     assert error.count("\n") == 1
+
+
+def test_the_word_cluster_can_be_left_out(words, capsys):
+    named = printed(words, capsys)
+    assert printed(["simulate", *words[2:]], capsys) == named
+
+
+def test_a_data_set_stands_for_a_trace(capsys):
+    words = ["simulate", "cluster", "--dataset", "leval", "--requests", "40", "--coupled", "2"]
+    found = printed([*words, "--rate", "4", "--seed", "3", "--per-request"], capsys)
+    assert (found["trace"], found["dataset"], found["rate"], found["seed"]) == (None, "leval", 4.0, 3)
+    assert found["requests"] == 40
+    assert found["hit_rate"] > 0.2
+    faster = printed([*words, "--rate", "8", "--seed", "3", "--per-request"], capsys)
+    last_s, faster_last_s = (one["per_request"][-1]["arrived_s"] for one in (found, faster))
+    assert faster_last_s == pytest.approx(last_s / 2, abs=0.002)
+
+
+def test_a_data_set_needs_a_rate_and_a_trace_has_its_own(words, capsys):
+    assert main(["simulate", "--dataset", "arxiv", "--coupled", "1"]) == 2
+    assert "--rate" in capsys.readouterr().err
+    assert main([*words, "--rate", "2"]) == 2
+    assert "--speedup" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main([*words, "--dataset", "arxiv"])
 
 
 class Terminal(io.StringIO):

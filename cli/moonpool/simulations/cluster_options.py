@@ -1,0 +1,87 @@
+"""Flags that say how every instance of a simulated cluster is and how it is placed; each default is the
+simulator's own."""
+
+import argparse
+
+from moonpool.arguments import positive, seconds, whole_number
+from policy.choice import AdmissionMode, PlacementLimits, Strategy
+from policy.evict import EvictionOrder
+from simulator.reference_hardware import POOL_TOKENS, reference_cost
+from simulator.setup import ClusterSetup, NodeShape
+from simulator.trace import TRACE_BLOCK_TOKENS
+
+MODEL = "llama2-70b-a800"
+DEFAULTS = ClusterSetup(coupled=1)
+NODE = DEFAULTS.node
+TARGET_S_MAX = 3600.0
+TOKENS_MAX = 1_000_000_000_000
+STEP_TOKENS_MAX = 1_000_000
+THRESHOLD_MAX = 1e9
+
+
+def add_cluster_arguments(parser: argparse.ArgumentParser, admission: AdmissionMode) -> None:
+    """`admission` is the mode where none is named."""
+    tokens = whole_number(1, TOKENS_MAX)
+    step_tokens = whole_number(NODE.batch_requests_max + 1, STEP_TOKENS_MAX)
+    target = seconds(TARGET_S_MAX)
+    parser.add_argument("--policy", choices=[*Strategy], default=Strategy.JOINT.value, help="placement")
+    parser.add_argument(
+        "--admission",
+        choices=[*AdmissionMode],
+        default=admission.value,
+        help=f"early rejection (default {admission})",
+    )
+    parser.add_argument("--model", choices=(MODEL,), default=MODEL, help="model and hardware of an instance")
+    parser.add_argument(
+        "--efficiency",
+        type=positive(1.0),
+        default=1.0,
+        help="share of the data sheet's rates that is reached",
+    )
+    parser.add_argument(
+        "--pool-tokens",
+        type=tokens,
+        default=POOL_TOKENS,
+        metavar="N",
+        help=f"cached prefixes of an instance, in DRAM (default {POOL_TOKENS})",
+    )
+    parser.add_argument(
+        "--eviction",
+        choices=[*EvictionOrder],
+        default=EvictionOrder.LRU.value,
+        help="which of them goes first",
+    )
+    parser.add_argument(
+        "--step-tokens",
+        type=step_tokens,
+        default=NODE.coupled_step_tokens_max,
+        metavar="N",
+        help=f"of a coupled instance, in one step (default {NODE.coupled_step_tokens_max})",
+    )
+    parser.add_argument("--ttft-s", type=target, default=DEFAULTS.ttft_s_max, metavar="S", help="target")
+    parser.add_argument("--tbt-s", type=target, default=DEFAULTS.tbt_s_max, metavar="S", help="target")
+    parser.add_argument(
+        "--balancing-threshold",
+        type=positive(THRESHOLD_MAX),
+        default=DEFAULTS.placement.kvcache_balancing_threshold,
+        metavar="X",
+        help="of kvcache_centric: how much longer another's prefix must be to be read",
+    )
+
+
+def node_shape(options: argparse.Namespace) -> NodeShape:
+    """SetupError where it cannot be simulated."""
+    return NodeShape(
+        cost=reference_cost(options.efficiency),
+        pool_blocks=max(1, options.pool_tokens // TRACE_BLOCK_TOKENS),
+        eviction=EvictionOrder(options.eviction),
+        coupled_step_tokens_max=options.step_tokens,
+    )
+
+
+def placement_limits(options: argparse.Namespace) -> PlacementLimits:
+    return PlacementLimits(
+        strategy=Strategy(options.policy),
+        admission=AdmissionMode(options.admission),
+        kvcache_balancing_threshold=options.balancing_threshold,
+    )
