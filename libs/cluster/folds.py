@@ -55,6 +55,12 @@ class Decided:
         if (self.placement is None) == (self.rejection is None):
             raise ValueError("placement, rejection: exactly one of them must be there")
 
+    @property
+    def decision(self) -> Placement | Rejection:
+        decision = self.placement if self.rejection is None else self.rejection
+        assert decision is not None
+        return decision
+
 
 Fold = Registered | LoadHeard | DecisionHeard | Decided
 

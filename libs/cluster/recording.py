@@ -3,11 +3,13 @@
     {"at_s": 12.5, "kind": "load", "body": {...}}
 
 The first line says who records (`begin`), the last why it ended (`end`); one without it was cut off. Bodies
-are written as on the bus (see `cluster.wire`). Knows no file.
+are written as on the bus (see `cluster.wire`).
 """
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 import orjson
@@ -76,6 +78,12 @@ def encode_line(line: Line) -> bytes:
         raise ProtocolError(f"{_KIND_OF[type(line.entry)]} cannot be recorded: {error}") from error
 
 
+def read_recording(path: Path) -> Iterator[Line]:
+    """Its lines as they are read. RecordingError; OSError where the file cannot be read."""
+    with path.open("rb") as file:
+        yield from decode_lines(_lines(file), str(path))
+
+
 def decode_lines(lines: Iterable[bytes], name: str) -> Iterator[Line]:
     """RecordingError, with `name` and the line's number, for the first that is wrong. A last line without its
     line break was cut off while it was written: it is left out."""
@@ -112,3 +120,8 @@ def _decoded(data: bytes) -> Line:
     if isinstance(entry, Begun) and entry.version != VERSION:
         raise ValueError(f"version: {entry.version}, this reads {VERSION}")
     return Line(written.at_s, entry)
+
+
+def _lines(file: BinaryIO) -> Iterator[bytes]:
+    """The lines of a file; of one that is too long only so much that this can be told."""
+    return iter(lambda: file.readline(LINE_BYTES_MAX + 1), b"")

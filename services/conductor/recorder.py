@@ -5,6 +5,7 @@ that lacks a fold replays to something else, so whatever cannot be kept ends the
 goes on without. Knows the form from `cluster.recording` and nothing of what is recorded.
 """
 
+import os
 import queue
 import threading
 import time
@@ -133,5 +134,5 @@ class FileRecorder:
     def _write(self, data: bytes) -> None:
         written = 0
         while written < len(data):
-            written += self._file.write(data[written:]) or 0
+            written += os.write(self._file.fileno(), data[written:])
         self._metrics.recorded_bytes.inc(len(data))

@@ -1,11 +1,11 @@
 """`moonpool simulate [NAME]`: what policies would do, without a cluster. Without a name: `cluster`."""
 
 from moonpool.arguments import CommandGroup
-from moonpool.simulations import cache, cluster
+from moonpool.simulations import cache, cluster, decisions
 
 GROUP = CommandGroup(
     "simulate",
     "try policies on a trace, without a cluster",
-    (cache.COMMAND, cluster.COMMAND),
+    (cache.COMMAND, cluster.COMMAND, decisions.COMMAND),
     default=cluster.COMMAND,
 )

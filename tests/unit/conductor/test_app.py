@@ -9,6 +9,7 @@ from tests.support.views import D1, P1, request
 
 from cluster import keys, subjects
 from cluster.errors import NoResponderError
+from cluster.recording import Ended, read_recording
 from cluster.testing import FakeBroker, FakeStore
 from conductor.app import ConductorApp
 from conductor.config import ConductorConfig
@@ -142,3 +143,16 @@ async def test_the_settings_decide(stage: Stage):
             assert isinstance(await stage.ask(), answer)
             shown = f'moonpool_conductor_policy{{admission="{admission}",strategy="random"}} 1.0'
             assert shown in context.metrics.exposition().decode()
+
+
+async def test_records_its_decisions_where_a_folder_is_named(stage: Stage, tmp_path):
+    register(stage.store, worker("p1", Role.PREFILL), worker("d1", Role.DECODE))
+    async with stage.conductor(record_folder=str(tmp_path), booking_ttl_s=3.0) as (app, context):
+        await app.start()
+        placement = await stage.ask()
+    (path,) = tmp_path.iterdir()
+    assert path.name == f"conductor-1-{context.incarnation}.jsonl"
+    begun, *_, decided, ended = (line.entry for line in read_recording(path))
+    assert (begun.instance, begun.booking_ttl_s) == ("conductor-1", 3.0)
+    assert decided.placement == placement
+    assert ended == Ended("closed")

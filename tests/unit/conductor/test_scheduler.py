@@ -15,7 +15,7 @@ from cluster.messages import Decision, MatchReply, MatchRequest
 from cluster.metrics import ServiceMetrics
 from cluster.testing import FakeBroker, FakeBus
 from cluster.wire import encode
-from conductor.cluster_state import ClusterState
+from conductor.cluster_state import ClusterState, Recorder
 from conductor.metrics import ConductorMetrics
 from conductor.policy_limits import PolicyLimits
 from conductor.scheduler import Scheduler
@@ -40,11 +40,20 @@ ASK_TIMEOUT_S = 5.0
 class Conductor:
     """State and scheduler on a bus of their own, as the app puts them together."""
 
-    def __init__(self, broker: FakeBroker, name: str, clock: Clock, match_timeout_ms: float = 2000) -> None:
+    def __init__(
+        self,
+        broker: FakeBroker,
+        name: str,
+        clock: Clock,
+        match_timeout_ms: float = 2000,
+        recorder: Recorder | None = None,
+    ) -> None:
         self.bus: FakeBus = broker.bus(name)
         self.metrics = ServiceMetrics()
         log = Logger(Level.ERROR)
-        self.state = ClusterState(self.bus, log, clock, booking_ttl_s=10.0, describe_timeout_s=1.0)
+        self.state = ClusterState(
+            self.bus, log, clock, booking_ttl_s=10.0, describe_timeout_s=1.0, recorder=recorder
+        )
         self.scheduler = Scheduler(
             self.bus,
             self.state,
@@ -68,13 +77,13 @@ class Conductor:
 class Stage:
     """A broker with one conductor, something to ask from, and a kvmeta that answers as told."""
 
-    def __init__(self) -> None:
+    def __init__(self, recorder: Recorder | None = None) -> None:
         self.clock = Clock()
         self.broker = FakeBroker()
         self.gateway = self.broker.bus("g1")
         self.kvmeta = self.broker.bus("kvmeta-1")
         self.workers: dict[str, FakeBus] = {}
-        self.conductor = Conductor(self.broker, "conductor-1", self.clock)
+        self.conductor = Conductor(self.broker, "conductor-1", self.clock, recorder=recorder)
         self.asked_of_kvmeta: list[bytes] = []
 
     async def answer_matches(self, *matches: InstanceMatch) -> None:
