@@ -5,13 +5,14 @@ import sys
 from collections.abc import Sequence
 
 from moonpool.arguments import Command, CommandGroup, OneLineParser, add_commands, with_default_command
-from moonpool.commands import bench, chat, replay, serve, simulate, status, up
+from moonpool.commands import bench, chat, config, replay, serve, simulate, status, up
 from moonpool.errors import EXIT_FAILURE, CommandError
 
 COMMANDS: tuple[Command | CommandGroup, ...] = (
     up.COMMAND,
     serve.COMMAND,
     status.COMMAND,
+    config.GROUP,
     chat.COMMAND,
     bench.GROUP,
     simulate.GROUP,

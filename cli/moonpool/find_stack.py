@@ -27,6 +27,11 @@ def add_stack_arguments(parser: argparse.ArgumentParser) -> None:
 def add_cluster_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of a command that asks the bus and the control plane."""
     parser.add_argument("--nats-url", help=f"the bus (or ${NATS_VARIABLE})")
+    add_control_arguments(parser)
+
+
+def add_control_arguments(parser: argparse.ArgumentParser) -> None:
+    """Flags of a command that asks the control plane alone."""
     parser.add_argument("--etcd-url", help=f"the control plane (or ${ETCD_VARIABLE})")
     _add_name(parser)
 
@@ -41,6 +46,13 @@ def cluster_urls(options: argparse.Namespace) -> tuple[str, str]:
     return (
         _first(options, options.nats_url, NATS_VARIABLE, lambda name: _running(name, instead).nats_url),
         _first(options, options.etcd_url, ETCD_VARIABLE, lambda name: _running(name, instead).etcd_url),
+    )
+
+
+def control_url(options: argparse.Namespace) -> str:
+    """URL of etcd."""
+    return _first(
+        options, options.etcd_url, ETCD_VARIABLE, lambda name: _running(name, "--etcd-url").etcd_url
     )
 
 

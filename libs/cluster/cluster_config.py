@@ -13,7 +13,7 @@ from typing import Any
 import orjson
 
 from cluster.config import Setting, hint, settings_of
-from cluster.errors import ConfigError
+from cluster.errors import ConfigError, ProtocolError
 from policy.choice import AdmissionMode, Strategy
 
 DOCUMENT_BYTES_MAX = 64 * 1024
@@ -83,15 +83,15 @@ def metadata_of(name: str) -> Mapping[Any, Any]:
 
 
 def parse_document(data: bytes) -> Document:
-    """ConfigError where it is no JSON object or too long; its settings are not looked at."""
+    """ProtocolError where it is no JSON object or too long; its settings are not looked at."""
     if len(data) > DOCUMENT_BYTES_MAX:
-        raise ConfigError(f"configuration: {len(data)} bytes, at most {DOCUMENT_BYTES_MAX}")
+        raise ProtocolError(f"configuration: {len(data)} bytes, at most {DOCUMENT_BYTES_MAX}")
     try:
         document: object = orjson.loads(data)
     except orjson.JSONDecodeError as error:
-        raise ConfigError(f"configuration: no JSON: {error}") from error
+        raise ProtocolError(f"configuration: no JSON: {error}") from error
     if not isinstance(document, dict):
-        raise ConfigError(f"configuration: {type(document).__name__}, must be a JSON object")
+        raise ProtocolError(f"configuration: {type(document).__name__}, must be a JSON object")
     return document
 
 

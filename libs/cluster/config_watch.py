@@ -19,7 +19,7 @@ from cluster.cluster_config import (
     parse_document,
 )
 from cluster.control import ABSENT_REVISION, ControlPlane, Deleted, Listing, Put, WatchEvent
-from cluster.errors import ConfigError, DeadlineError, RetryableError
+from cluster.errors import ConfigError, DeadlineError, ProtocolError, RetryableError
 from cluster.logs import Logger
 from cluster.metrics import ServiceMetrics
 
@@ -92,7 +92,7 @@ class ConfigWatch:
     def _take(self, value: bytes | None, revision: int) -> None:
         try:
             config = ClusterConfig() if value is None else config_of(parse_document(value))
-        except ConfigError as error:
+        except (ConfigError, ProtocolError) as error:
             self._rejected.inc()
             self._log.warning("cluster configuration passed over", revision=revision, error=error)
             return
@@ -105,7 +105,7 @@ class ConfigWatch:
 
 
 async def read_document(control: ControlPlane) -> tuple[Document, int]:
-    """What is set, and its revision. ConfigError where it is no document."""
+    """What is set, and its revision. ProtocolError where it is no document."""
     stored = await control.get_versioned(keys.CONFIG)
     if stored is None:
         return {}, ABSENT_REVISION
@@ -118,7 +118,8 @@ async def change_document(
     """Put what `change(document)` makes of what is set, losing nothing that others change meanwhile; what is
     set then, and its revision.
 
-    Raises ConfigError, `change`'s too; RetryableError where others were quicker WRITE_TRIES_MAX times.
+    Raises ProtocolError where there is no document, RetryableError where others were quicker
+    WRITE_TRIES_MAX times, and what `change` raises.
     """
     for _ in range(WRITE_TRIES_MAX):
         document, revision = await read_document(control)

@@ -13,7 +13,7 @@ from cluster.cluster_config import (
     with_settings,
     without_settings,
 )
-from cluster.errors import ConfigError
+from cluster.errors import ConfigError, ProtocolError
 
 pytestmark = pytest.mark.unit
 
@@ -87,7 +87,7 @@ def test_settings_of_a_newer_version_are_kept_and_mean_nothing() -> None:
     ],
 )
 def test_what_is_no_document_is_refused(data: bytes, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ProtocolError, match=said):
         parse_document(data)
 
 
