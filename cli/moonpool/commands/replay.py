@@ -12,6 +12,7 @@ only where `--in-flight-max` were open, or this process could not follow.
 
     trace, url, model, context_tokens, scale, speedup, seed, in_flight_max, ttft_target_ms, tbt_target_ms
     complete            false where Ctrl-C ended it early
+    began_unix_s        the time of day at its start, when the first request was due
     requests            of the trace, after --limit
     too_long            of these, with answer longer than the context: not sent; too_long_requests has the
                         numbers of the first ten, counted from 1
@@ -35,6 +36,8 @@ only where `--in-flight-max` were open, or this process could not follow.
     ttft_ms, tbt_ms, gap_ms, e2e_ms, late_ms
                         {"n", "p50", "p90", "p99", "max"}, or null; tbt_ms: each request's mean of the longest
                         tenth of its gaps between tokens, gap_ms: all gaps, within 2 %; late_ms: of all sent
+    per_request         with --per-request: [{"due_s", "sent_s", "ended_s", "outcome", "prompt_tokens",
+                        "output_tokens", "cached_tokens", "ttft_s", "tbt_s"}], times from the replay's start
 
 The exit status is 1 where nothing was served and something failed, 130 after Ctrl-C.
 """
@@ -52,7 +55,7 @@ from moonpool.errors import EXIT_FAILURE, EXIT_OK, CommandError
 from moonpool.find_stack import add_stack_arguments, api_url
 from moonpool.replay.prompts import FIRST_TOKEN_ID, LAST_TOKEN_ID, TOKEN_ID_MAX, TokenRange
 from moonpool.replay.records import Results
-from moonpool.replay.report import ReplayReport, as_object, as_text, named
+from moonpool.replay.report import ReplayReport, as_object, as_text, named, per_request
 from moonpool.replay.schedule import SCALE_MAX, Schedule, reusable_tokens, schedule
 from moonpool.replay.statistics import Targets, summarise
 from moonpool.replay.target import Target, find_target
@@ -140,6 +143,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the same seed makes the same prompts (default another in every run: nothing of it is cached)",
     )
     parser.add_argument("--json", action="store_true", help="one JSON object instead of tables")
+    parser.add_argument("--per-request", action="store_true", help="with --json: every request's own result")
     parser.add_argument("--html", type=Path, metavar="FILE", help="also a page with charts")
     add_stack_arguments(parser)
 
@@ -175,7 +179,13 @@ def run(options: argparse.Namespace) -> int:
         options.html.touch()
     results, complete = _replay(plan, target, seed, options)
     report = _report(plan, target, url, seed, options, results, complete)
-    print(json.dumps(as_object(report)) if options.json else as_text(report))
+    if options.json:
+        told = as_object(report)
+        if options.per_request:
+            told["per_request"] = per_request(results.records)
+        print(json.dumps(told))
+    else:
+        print(as_text(report))
     if options.html is not None:
         from moonpool.replay.page import as_page
 
@@ -231,6 +241,7 @@ def _report(
         too_long=plan.too_long,
         reusable_rate=reusable_tokens(plan.requests, options.scale) / prompt_tokens,
         complete=complete,
+        began_unix_s=results.began_unix_s,
         summary=summarise(results, targets, len(plan.requests), plan.window_s),
     )
 

@@ -93,6 +93,8 @@ class Results:
     examples: dict[Failure, str] = field(default_factory=dict)
     """What the first failure of each kind said; at most KINDS_MAX."""
     in_flight: int = 0
+    began_unix_s: float = 0.0
+    """The time of day at its start."""
 
     def failure(self, status: int, reason: str, message: str) -> Failure:
         """The failure of this kind, to be put into a record."""

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from moonpool.charts import short
+from moonpool.replay.records import Record
 from moonpool.replay.schedule import ScheduledRequest
 from moonpool.replay.statistics import FailureCount, Spread, Summary, Targets
 from moonpool.table import format_table
@@ -33,6 +34,7 @@ class ReplayReport:
     """The hit rate of a cache that never gives up a block and is filled at once, over all that fit."""
     complete: bool
     """False where it was interrupted."""
+    began_unix_s: float
     summary: Summary
 
 
@@ -50,6 +52,7 @@ def as_object(report: ReplayReport) -> dict[str, object]:
         "ttft_target_ms": report.targets.ttft_s * 1e3,
         "tbt_target_ms": report.targets.tbt_s * 1e3,
         "complete": report.complete,
+        "began_unix_s": report.began_unix_s,
         "requests": report.requests,
         "too_long": len(report.too_long),
         "too_long_requests": [request.number for request in report.too_long[:NAMED_MAX]],
@@ -82,6 +85,24 @@ def as_object(report: ReplayReport) -> dict[str, object]:
         "e2e_ms": _milliseconds(summary.e2e_s),
         "late_ms": _milliseconds(summary.late_s),
     }
+
+
+def per_request(records: Sequence[Record]) -> list[dict[str, object]]:
+    """Of each request that was sent, in the order in which they ended."""
+    return [
+        {
+            "due_s": record.due_s,
+            "sent_s": record.sent_s,
+            "ended_s": record.ended_s,
+            "outcome": record.outcome,
+            "prompt_tokens": record.prompt_tokens,
+            "output_tokens": record.output_tokens,
+            "cached_tokens": record.cached_tokens,
+            "ttft_s": record.ttft_s,
+            "tbt_s": record.tbt_s,
+        }
+        for record in records
+    ]
 
 
 def as_text(report: ReplayReport) -> str:

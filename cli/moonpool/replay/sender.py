@@ -4,6 +4,7 @@ Owns the connections and the clock. What is sent is `schedule`'s and `prompts`',
 """
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -45,7 +46,7 @@ async def send_all(requests: Sequence[ScheduledRequest], config: SenderConfig, r
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
         loop = asyncio.get_running_loop()
-        started_s = loop.time()
+        started_s, results.began_unix_s = loop.time(), time.time()
         sending = _Sending(config, session, results, lambda: loop.time() - started_s)
         async with asyncio.TaskGroup() as in_flight:
             for request in requests:
