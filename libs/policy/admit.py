@@ -36,7 +36,7 @@ _DRAWS = 1 << 64
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """What the request is held to; `slack_share` is what it may use of what lies between the least it could
+    """What predictions for the request are held to; `slack_share` is what it may use of what lies between the least it could
     take and its targets."""
 
     ttft_s_max: float
@@ -53,12 +53,13 @@ class Refusal:
 
 
 def targets_of(request: ScheduleRequest, outlook: Outlook, limits: PlacementLimits) -> Targets:
-    """The request's own targets, else the cluster's; its deadline is one for the first token."""
+    """Of the request's own targets, else the cluster's, the share that predictions may use; its deadline is
+    one for the first token."""
     ttft_ms = limits.ttft_ms_default if request.ttft_ms_max is None else request.ttft_ms_max
     tbt_ms = limits.tbt_ms_default if request.tbt_ms_max is None else request.tbt_ms_max
     return Targets(
-        min(request.deadline_s, inf if ttft_ms is None else ttft_ms / 1e3),
-        inf if tbt_ms is None else tbt_ms / 1e3,
+        min(request.deadline_s, inf if ttft_ms is None else limits.target_share * ttft_ms / 1e3),
+        inf if tbt_ms is None else limits.target_share * tbt_ms / 1e3,
         _slack_share(request, outlook.priority_max),
     )
 
@@ -67,7 +68,7 @@ def ttft_refusal(prefill: PrefillCandidate, targets: Targets) -> Refusal | None:
     """The slack is what may be waited."""
     if prefill.ttft_s > targets.ttft_s_max:
         detail = (
-            f"first token predicted after {prefill.ttft_s:.3f} s, wanted within {targets.ttft_s_max:.3f} s"
+            f"first token predicted after {prefill.ttft_s:.3f} s, held to {targets.ttft_s_max:.3f} s"
         )
         return Refusal(RejectReason.TTFT, detail, prefill.ttft_s - targets.ttft_s_max)
     wait_s, busy_s = prefill.backlog.wait_s, prefill.fetch_s + prefill.compute_s
@@ -135,7 +136,7 @@ def steps_in_time(
         if predicted_s <= step_s_max:
             return replace(candidate, step_s=predicted_s)
         least_s = min(least_s, predicted_s)
-    detail = f"{least_s:.4f} s between tokens predicted, wanted within {joining.targets.tbt_s_max:.4f} s"
+    detail = f"{least_s:.4f} s between tokens predicted, held to {joining.targets.tbt_s_max:.4f} s"
     return Refusal(RejectReason.TBT, detail, _drain_s(joining, (chosen, *nearest)))
 
 

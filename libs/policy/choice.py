@@ -50,6 +50,9 @@ class PlacementLimits:
     ttft_ms_default: float | None = None
     tbt_ms_default: float | None = None
     """The cluster's targets, for requests that name none; None: no target."""
+    target_share: float = 1.0
+    """Predictions are held to this share of the targets. Admitted up to the target itself, requests would
+    miss it wherever something takes a little longer than predicted: half of them, under overload."""
     decode_horizon_s: float = 60.0
     """How far ahead `predictive` admission looks at a decode."""
 

@@ -21,7 +21,8 @@ def placement_limits(config: ConductorConfig) -> PlacementLimits:
         tbt_ms_default=config.tbt_ms_default,
         decode_horizon_s=config.decode_horizon_s,
     )
-    return configured(PlacementLimits(silence_s_max=config.silence_s_max), own)
+    limits = PlacementLimits(silence_s_max=config.silence_s_max, target_share=config.target_share)
+    return configured(limits, own)
 
 
 def configured(limits: PlacementLimits, config: ClusterConfig) -> PlacementLimits:

@@ -9,7 +9,7 @@ pytestmark = pytest.mark.unit
 
 
 def test_what_a_process_was_started_with():
-    assert placement_limits(ConductorConfig()) == PlacementLimits()
+    assert placement_limits(ConductorConfig()) == PlacementLimits(target_share=0.95)
     limits = placement_limits(
         ConductorConfig(
             strategy="cache_aware",
@@ -19,6 +19,7 @@ def test_what_a_process_was_started_with():
             tbt_ms_default=20.0,
             decode_horizon_s=7.0,
             silence_s_max=9.0,
+            target_share=1.0,
         )
     )
     assert limits == PlacementLimits(

@@ -23,6 +23,21 @@ def nearly_done(name: str, left: int):
     return replace(running(name), output_tokens=40, output_tokens_max=64, output_tokens_expected=40 + left)
 
 
+def test_predictions_are_held_to_a_share_of_the_targets():
+    """2000 tokens take a bit over a second."""
+    view = view_of(prefill("p1"), decode("d1"))
+    placed = place(view, request(prompt_tokens=2000), (), LIMITS, 0.0)
+    assert isinstance(placed, Placement)
+    for target, predicted_ms in (
+        ("ttft_ms_max", placed.predicted_ttft_ms),
+        ("tbt_ms_max", placed.predicted_tbt_ms),
+    ):
+        asked = request(prompt_tokens=2000, **{target: predicted_ms * 1.05})
+        assert isinstance(place(view, asked, (), LIMITS, 0.0), Placement)
+        assert isinstance(place(view, asked, (), replace(LIMITS, target_share=0.96), 0.0), Placement)
+        assert isinstance(place(view, asked, (), replace(LIMITS, target_share=0.9), 0.0), Rejection)
+
+
 class TestPredictive:
     """Steps take 30 ms and 10 ms a request; the target leaves room for six."""
 
