@@ -6,12 +6,15 @@ The one place that pairs an HTTP status with an error type. Knows no route.
 import math
 from dataclasses import dataclass
 
+from msgspec import UNSET
+
 from cluster.errors import MoonpoolError
 from gateway.api_types import ErrorBody, ErrorObject
 from policy.core import STRUCTURE_FIELD
 from protocol.answer import Fail, FailureKind
 
 REJECTED_REASON_HEADER = "x-moonpool-rejected-reason"
+RETRY_AFTER_S_DEFAULT = 1.0
 RETRY_AFTER_S_MAX = 600.0
 
 
@@ -71,13 +74,16 @@ class ApiError(MoonpoolError):
         self.allow = allow
 
     def body(self) -> ErrorBody:
-        return ErrorBody(ErrorObject(self.message, self.kind.type, self.param, self.code))
+        reason = UNSET if self.reason is None else self.reason
+        return ErrorBody(ErrorObject(self.message, self.kind.type, self.param, self.code, reason))
 
     def headers(self) -> dict[str, str]:
         headers = {}
         if self.kind.status in _RETRY_STATUSES:
-            retry_after_s = min(max(self.retry_after_s or 1.0, 1.0), RETRY_AFTER_S_MAX)
+            retry_after_s = min(self.retry_after_s or RETRY_AFTER_S_DEFAULT, RETRY_AFTER_S_MAX)
+            # Whole seconds by HTTP's rule; OpenAI's clients prefer the other, which says it exactly.
             headers["Retry-After"] = str(math.ceil(retry_after_s))
+            headers["retry-after-ms"] = str(math.ceil(retry_after_s * 1e3))
         if self.reason is not None:
             headers[REJECTED_REASON_HEADER] = self.reason
         if self.allow is not None:

@@ -236,10 +236,13 @@ class ModelList(Struct, tag_field="object", tag="list"):
 
 
 class ErrorObject(Struct):
+    """`reason` is there where the cluster refused: which of its limits or targets, in one word."""
+
     message: str
     type: str
     param: str | None = None
     code: str | None = None
+    reason: str | UnsetType = UNSET
 
 
 class ErrorBody(Struct):

@@ -23,7 +23,7 @@ from cluster.messages import (
 )
 from cluster.tracing import TraceContext
 from gateway.text import Prompt
-from gateway.validate import Urgency
+from gateway.urgency import Urgency
 from kvhash import BLOCK_TOKENS, HASH_BYTES, BlockHash, Namespace, extend
 from kvindex.core import InstanceId
 from policy.core import Placement, Rejection, RequestId, SamplingParams, ScheduleRequest

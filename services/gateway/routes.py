@@ -161,7 +161,7 @@ class Api:
             async with self._bodies.read(http) as body:
                 request = request_body.decode_chat(body)
             validate.check_model(request.model, self._model.limits)
-            generation = validate.check_chat(request, self._model.limits)
+            generation = validate.check_chat(request, self._model.limits, http.headers)
             prompt = await self._model.encode_chat(request.messages)
             form = ChatForm(self._header(call, "chatcmpl", generation))
             return await self._generate(http, call, generation, prompt, form)
@@ -171,7 +171,7 @@ class Api:
             async with self._bodies.read(http) as body:
                 request = request_body.decode_completion(body)
             validate.check_model(request.model, self._model.limits)
-            generation = validate.check_completion(request, self._model.limits)
+            generation = validate.check_completion(request, self._model.limits, http.headers)
             if isinstance(request.prompt, str):
                 prompt = await self._model.encode_text(request.prompt)
             else:

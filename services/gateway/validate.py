@@ -1,14 +1,18 @@
 """A request checked: structs in, typed parameters out, or a 400 that names parameter and limit.
 
-Pure. Owns every limit of the API; knows neither HTTP nor how text becomes tokens.
+Pure. Owns the limits of the API, together with `ranges`, `structure` and `urgency`; knows neither HTTP nor
+how text becomes tokens.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from gateway.api_errors import MODEL_NOT_FOUND, ApiError, invalid
 from gateway.api_types import ChatRequest, CompletionRequest, GenerationRequest
 from gateway.ranges import check_count, check_range, check_token_ids, in_range, shown
 from gateway.structure import NamedStructure, structure_of
+from gateway.urgency import Urgency, urgency_of
 from policy.core import SamplingParams
 from policy.sampling_limits import (
     LOGIT_BIAS_ENTRIES_MAX,
@@ -28,9 +32,7 @@ STOP_STRING_CHARS_MAX = 1024
 STOP_TOKEN_IDS_MAX = 64
 USER_CHARS_MAX = 512
 TOKEN_ID_DIGITS_MAX = 10
-PRIORITY_MIN, PRIORITY_MAX = -100, 100
-TTFT_MS_MIN, TTFT_MS_MAX = 1.0, 3_600_000.0
-TBT_MS_MIN, TBT_MS_MAX = 0.1, 60_000.0
+NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 COMPLETION_TOKENS_DEFAULT = 16
 """What OpenAI's text completions generate where nobody says; a chat answers as long as there is room."""
 
@@ -44,16 +46,6 @@ class ModelLimits:
     context_tokens_max: int
     vocabulary_tokens: int
     end_token_ids: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Urgency:
-    """How the answer is to be served: a higher priority goes first under pressure; targets that the cluster
-    cannot meet get the request refused. None: the cluster's own target."""
-
-    priority: int = 0
-    ttft_ms_max: float | None = None
-    tbt_ms_max: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,22 +83,29 @@ def check_model(name: str, limits: ModelLimits) -> None:
         raise ApiError(MODEL_NOT_FOUND, message, param="model")
 
 
-def check_chat(request: ChatRequest, limits: ModelLimits) -> Generation:
+def check_chat(
+    request: ChatRequest, limits: ModelLimits, headers: Mapping[str, str] = NO_HEADERS
+) -> Generation:
     """The checked parameters of a chat request. Raises ApiError."""
+    param, output_tokens_max = "max_tokens", request.max_tokens
     if request.max_completion_tokens is not None:
         if request.max_tokens is not None and request.max_tokens != request.max_completion_tokens:
             raise invalid("max_tokens", "max_tokens and max_completion_tokens differ; give only one")
-        return _check(request, limits, "messages", "max_completion_tokens", request.max_completion_tokens)
-    return _check(request, limits, "messages", "max_tokens", request.max_tokens)
+        param, output_tokens_max = "max_completion_tokens", request.max_completion_tokens
+    return _check(request, headers, limits, "messages", param, output_tokens_max)
 
 
-def check_completion(request: CompletionRequest, limits: ModelLimits) -> Generation:
+def check_completion(
+    request: CompletionRequest, limits: ModelLimits, headers: Mapping[str, str] = NO_HEADERS
+) -> Generation:
     """The checked parameters of a text completion request. Raises ApiError."""
     if isinstance(request.prompt, list):
         # Counted before they are looked at: a prompt over the context is named as such.
         _check_prompt_fits("prompt", len(request.prompt), limits)
         check_token_ids("prompt", request.prompt, limits.vocabulary_tokens)
-    return _check(request, limits, "prompt", "max_tokens", request.max_tokens, COMPLETION_TOKENS_DEFAULT)
+    return _check(
+        request, headers, limits, "prompt", "max_tokens", request.max_tokens, COMPLETION_TOKENS_DEFAULT
+    )
 
 
 def sampling(
@@ -162,6 +161,7 @@ def text_too_long(param: str, chars: int, limits: ModelLimits) -> ApiError:
 
 def _check(
     request: GenerationRequest,
+    headers: Mapping[str, str],
     limits: ModelLimits,
     prompt_param: str,
     output_tokens_param: str,
@@ -214,19 +214,8 @@ def _check(
         stop=_stop_strings(request.stop),
         stop_token_ids=tuple(dict.fromkeys((*end_token_ids, *client_stop_ids))),
         structure=structure,
-        urgency=_urgency(request),
+        urgency=urgency_of(request, headers),
     )
-
-
-def _urgency(request: GenerationRequest) -> Urgency:
-    for param, value_ms, low_ms, high_ms in (
-        ("ttft_ms_max", request.ttft_ms_max, TTFT_MS_MIN, TTFT_MS_MAX),
-        ("tbt_ms_max", request.tbt_ms_max, TBT_MS_MIN, TBT_MS_MAX),
-    ):
-        if value_ms is not None:
-            check_range(param, value_ms, low_ms, high_ms)
-    priority = in_range("priority", request.priority, 0, PRIORITY_MIN, PRIORITY_MAX)
-    return Urgency(priority, request.ttft_ms_max, request.tbt_ms_max)
 
 
 def _top_p(value: float | None) -> float:

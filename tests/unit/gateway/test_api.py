@@ -346,9 +346,33 @@ async def test_a_rejection_has_its_status_even_for_a_stream(cluster, reason, sta
     async with cluster.session.post(cluster.url + CHAT, json=chat_body(stream=stream)) as reply:
         assert reply.status == status
         assert reply.headers["Retry-After"] == "7"
+        assert reply.headers["retry-after-ms"] == "6200"
         assert reply.headers["x-moonpool-rejected-reason"] == reason.value
-        assert (await reply.json())["error"]["message"] == "no room"
+        error = (await reply.json())["error"]
+        assert (error["message"], error["reason"]) == ("no room", reason.value)
     assert cluster.value("moonpool_gateway_rejected_requests_total", reason=reason.value) == 1
+
+
+async def test_targets_and_priority_in_headers_reach_the_conductor(cluster) -> None:
+    headers = {"x-slo-ttft-ms": "60000", "X-SLO-TBT-MS": "49.5", "x-priority": "-3"}
+    for path, body in ((CHAT, chat_body()), ("/v1/completions", {"model": "tiny", "prompt": "Hello"})):
+        asking = asyncio.create_task(cluster.post(path, body, headers))
+        submit = await cluster.prefill.submits.get()
+        await cluster.decode.say(submit, ids("yes"))
+        assert (await asking).status == 200
+        question = cluster.scheduled[-1]
+        assert (question.priority, question.tbt_ms_max) == (-3, 49.5)
+        # What the gateway itself took is gone from it.
+        assert 0 < question.ttft_ms_max <= 60_000.0
+        assert submit.work.priority == -3
+
+
+async def test_a_bad_header_is_a_400_that_names_it(cluster) -> None:
+    reply = await cluster.post(CHAT, chat_body(), {"x-slo-ttft-ms": "soon"})
+    error = json.loads(reply.text)["error"]
+    assert (reply.status, error["param"]) == (400, "x-slo-ttft-ms")
+    assert error["message"] == "x-slo-ttft-ms is 'soon', must be a number from 1.0 to 3600000.0"
+    assert "reason" not in error
 
 
 async def test_without_a_conductor_it_is_503(folder) -> None:

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from gateway.api_errors import ApiError
 from gateway.api_types import CHAT_NEUTRAL, COMPLETION_NEUTRAL, ChatRequest, CompletionRequest
 from gateway.request_body import decode_chat, decode_completion
+from gateway.urgency import Urgency
 from gateway.validate import (
     COMPLETION_TOKENS_DEFAULT,
     STOP_STRINGS_MAX,
     Generation,
     ModelLimits,
-    Urgency,
     check_chat,
     check_completion,
     check_model,
