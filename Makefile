@@ -4,6 +4,7 @@
 #   make up      start everything and serve the default model (Ctrl-C stops it)
 #   make test    all tests
 #   make soak    ten minutes of load on a pool that is much too small for it, every answer checked
+#   make overload  two minutes at three times the capacity, on workers that take time instead of computing
 #   make gpu     where an NVIDIA GPU is: its tests, then the attention benchmark (under 8 minutes)
 #   make rdma    let the tests of RDMA see Debian's pyverbs (package python3-pyverbs)
 #   make check   lint, format, types, import rules
@@ -19,6 +20,7 @@ DECODE  ?= 1
 COUPLED ?= 0
 THREADS ?= 1
 SOAK_S  ?= 600
+OVERLOAD_S ?= 120
 PYVERBS ?= /usr/lib/python3/dist-packages/pyverbs
 # More flags for `moonpool up`, and more arguments for pytest: make test ARGS="-k gateway -x"
 ARGS    ?=
@@ -32,7 +34,7 @@ PIP     := $(VENV)/bin/python -m pip --disable-pip-version-check
 STAMP   := $(VENV)/.installed
 SOURCES := libs services cli
 
-.PHONY: up test soak gpu rdma check format clean
+.PHONY: up test soak overload gpu rdma check format clean
 .DELETE_ON_ERROR:
 
 up: $(STAMP)-local
@@ -44,6 +46,9 @@ test: $(STAMP)-test
 
 soak: $(STAMP)-test
 	MOONPOOL_SOAK_S=$(SOAK_S) $(VENV)/bin/python -m pytest -s tests/integration/test_soak.py $(ARGS)
+
+overload: $(STAMP)-test
+	MOONPOOL_OVERLOAD_S=$(OVERLOAD_S) $(VENV)/bin/python -m pytest -s tests/integration/test_overload.py $(ARGS)
 
 gpu: $(STAMP)-test
 	$(VENV)/bin/python -m pytest -m gpu tests/gpu $(ARGS)

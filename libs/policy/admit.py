@@ -36,8 +36,8 @@ _DRAWS = 1 << 64
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """What predictions for the request are held to; `slack_share` is what it may use of what lies between the least it could
-    take and its targets."""
+    """What predictions for the request are held to; `slack_share` is what it may use of what lies between the
+    least it could take and these."""
 
     ttft_s_max: float
     tbt_s_max: float

@@ -44,15 +44,14 @@ def timed_stack(folder: Path, *, context_tokens: int = 2048) -> Iterator[LooseSt
 
 def poisson(
     rate_per_s: float,
-    from_s: float,
-    until_s: float,
+    lasts_s: float,
     rng: random.Random,
     prompt_tokens: int,
     output_tokens: int,
 ) -> list[ScheduledRequest]:
     """Requests at random times whose prompts share nothing."""
-    requests, due_s = [], from_s
-    while (due_s := due_s + rng.expovariate(rate_per_s)) < until_s:
+    requests, due_s = [], 0.0
+    while (due_s := due_s + rng.expovariate(rate_per_s)) < lasts_s:
         blocks = tuple(rng.getrandbits(62) for _ in range(-(-prompt_tokens // TRACE_BLOCK_TOKENS)))
         requests.append(ScheduledRequest(len(requests) + 1, due_s, blocks, prompt_tokens, output_tokens))
     return requests
