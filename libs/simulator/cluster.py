@@ -29,6 +29,8 @@ TOO_LONG = "too_long"
 REFUSED = "refused"
 """By instances, until its attempts were used up."""
 BACKOFF_S_MAX = 1.0
+FIRST_TOKEN_MESSAGES = 5
+"""One after the other before it is computed: schedule, its answer, submit, reserve, its answer."""
 
 Ended = Callable[[int], None]
 """Told how many requests have ended."""
@@ -92,6 +94,9 @@ class _Cluster:
     def run(self) -> SimulatedRun:
         for request in self._requests:
             self._events.at(request.arrived_s + self._setup.message_s, partial(self._place, request))
+        for announced in self._setup.announced:
+            change = partial(self._nodes[announced.instance].announce, announced.cost)
+            self._events.at(announced.at_s, change)
         self._sample()
         self._events.run()
         self._check_nothing_left()
@@ -136,7 +141,8 @@ class _Cluster:
 
     def _place(self, request: SimulatedRequest) -> None:
         tokens = request.prompt_tokens + request.output_tokens
-        if reserved_blocks(tokens, self._setup.block_tokens) > self._setup.node.device_blocks:
+        holding = self._setup.shape_of((Role.DECODE,))
+        if reserved_blocks(tokens, self._setup.block_tokens) > holding.device_blocks:
             self._end_rejected(request, TOO_LONG)
             return
         decision = self._conductor.decide(request)
@@ -146,10 +152,14 @@ class _Cluster:
         self._submit(request, decision)
 
     def _submit(self, request: SimulatedRequest, placement: Placement) -> None:
-        """By way of the gateway."""
+        """By way of the gateway. What first tokens take beside the messages that are simulated goes by
+        before."""
         request.placement = placement
         submit = partial(self._prefills[placement.prefill].submit, request)
-        self._events.after(2 * self._setup.message_s, submit)
+        message_s = self._setup.message_s
+        fixed_s = self._nodes[placement.prefill].cost.first_token_fixed_s
+        beside_s = max(0.0, fixed_s - FIRST_TOKEN_MESSAGES * message_s)
+        self._events.after(2 * message_s + beside_s, submit)
 
     def _end_rejected(self, request: SimulatedRequest, reason: str) -> None:
         self._end(request, None, reason)
@@ -178,7 +188,7 @@ class _Cluster:
             number,
             instance,
             roles,
-            setup.node,
+            setup.shape_of(roles),
             setup.block_tokens,
             setup.load_interval_s,
             setup.message_s,

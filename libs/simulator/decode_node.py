@@ -87,4 +87,4 @@ class DecodeDuty:
         here = [decoding.kv_tokens for decoding, _ in node.engine.decoding(node.engine.now_s)]
         coming = [reserved.prompt_tokens for reserved in node.reserved]
         kv_tokens = sum(here) + sum(coming) + request.prompt_tokens
-        return step_s(node.shape.cost, len(here) + len(coming) + 1, kv_tokens)
+        return step_s(node.cost, len(here) + len(coming) + 1, kv_tokens)

@@ -70,7 +70,8 @@ class Engine:
         self.preempted = 0
         """How often a sequence had to give its blocks back."""
         self._events = events
-        self._cost = cost
+        self.cost = cost
+        """Of steps that begin from now on."""
         self._limits = limits
         self._memory = memory
         self._before_change = before_change
@@ -154,7 +155,7 @@ class Engine:
             lacking = decoding.lacking_blocks(steps)
             self._memory.take(lacking)
             decoding.blocks += lacking
-        self._steps = _Steps(self._events.now_s, step_times(self._cost, self._running), steps)
+        self._steps = _Steps(self._events.now_s, step_times(self.cost, self._running), steps)
         self._end = self._events.after(self._steps.times.upto(steps), self._end_steps)
 
     def _end_steps(self) -> None:
@@ -189,8 +190,8 @@ class Engine:
         duration_s = compute_s
         if self._running:
             kv_tokens = sum(decoding.kv_tokens for decoding in self._running)
-            alone_s = step_s(self._cost, len(self._running), kv_tokens)
-            duration_s = alone_s + max(0.0, compute_s - self._cost.step_fixed_s)
+            alone_s = step_s(self.cost, len(self._running), kv_tokens)
+            duration_s = alone_s + max(0.0, compute_s - self.cost.step_fixed_s)
         self._end = self._events.after(duration_s, lambda: self._end_planned_step(parts, duration_s))
         for job, tokens in parts:
             job.part_began(tokens, duration_s)
@@ -203,7 +204,7 @@ class Engine:
         return plan_step(waiting, running, self._memory.free, self._limits)
 
     def _part_s(self, job: PrefillJob, tokens: int) -> float:
-        return max(job.load_s, prefill_s(self._cost, tokens, job.prefix_tokens))
+        return max(job.load_s, prefill_s(self.cost, tokens, job.prefix_tokens))
 
     def _end_planned_step(self, parts: list[tuple[PrefillJob, int]], duration_s: float) -> None:
         self._before_change()

@@ -12,6 +12,7 @@ from math import floor
 from kvindex.core import InstanceId
 from policy.core import (
     ENDED_LISTED_MAX,
+    CostCoefficients,
     EndedRequest,
     InstanceState,
     LoadSnapshot,
@@ -142,6 +143,15 @@ class Node:
         self.prefilled_tokens = 0
         self.cached_tokens = 0
 
+    @property
+    def cost(self) -> CostCoefficients:
+        """As it is announced, and as it is."""
+        return self.engine.cost
+
+    def announce(self, cost: CostCoefficients) -> None:
+        self.teller.before_change()
+        self.engine.cost = cost
+
     def end(self, request: SimulatedRequest, output_tokens: int | None) -> None:
         """It is not here any more; None where its answer did not come to its end."""
         self.ended_total += 1
@@ -166,7 +176,7 @@ class Node:
             blocks_in_use=self.memory.blocks - self.memory.free,
             prefill_tokens_total=self.prefilled_tokens,
             cached_tokens_total=self.cached_tokens,
-            cost=self.shape.cost,
+            cost=self.cost,
             ended=tuple(self.ended),
             ended_total=self.ended_total,
         )

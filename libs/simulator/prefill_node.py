@@ -114,7 +114,7 @@ class PrefillDuty:
         read_bytes = (len(found) - len(own)) * node.block_bytes
         came = partial(self._prefix_came, prefilling, own, source, found)
         send = partial(self._links.send, source.number, node.number, read_bytes, came)
-        self._events.after(node.shape.cost.transfer_fixed_s, send)
+        self._events.after(node.cost.transfer_fixed_s, send)
 
     def _prefix_came(
         self, prefilling: Prefilling, own: tuple[int, ...], source: Node, found: tuple[int, ...]

@@ -4,8 +4,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from math import isfinite
 
+from kvindex.core import InstanceId
 from policy.choice import PlacementLimits
-from policy.core import CostCoefficients
+from policy.core import CostCoefficients, Role
 from policy.cost import step_s
 from policy.evict import EvictionOrder
 from simulator.reference_hardware import (
@@ -32,9 +33,10 @@ class SetupError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class NodeShape:
-    """One instance; every one has the same."""
+    """One instance; every one has the same, unless those that only decode have another."""
 
     cost: CostCoefficients = REFERENCE_COST
+    """At the start: see `ClusterSetup.announced`."""
     kv_bytes_per_token: int = KV_BYTES_PER_TOKEN
     card_bytes_per_s: float = NODE_BYTES_PER_S
     """Of its network card, each way."""
@@ -64,6 +66,15 @@ class NodeShape:
 
 
 @dataclass(frozen=True, slots=True)
+class AnnouncedCost:
+    """From `at_s` of the simulation on, what an instance does takes other times: it corrects its cost."""
+
+    at_s: float
+    instance: InstanceId
+    cost: CostCoefficients
+
+
+@dataclass(frozen=True, slots=True)
 class ClusterSetup:
     """`prefill` and `decode` instances, and `coupled` ones that do both."""
 
@@ -71,6 +82,10 @@ class ClusterSetup:
     decode: int = 0
     coupled: int = 0
     node: NodeShape = field(default_factory=NodeShape)
+    decode_node: NodeShape | None = None
+    """Of those that only decode, where they are not as `node`."""
+    announced: tuple[AnnouncedCost, ...] = ()
+    """Of recorded runs: how costs changed."""
     block_tokens: int = TRACE_BLOCK_TOKENS
     """Of a block, in every instance and in the requests' block ids."""
     placement: PlacementLimits = field(default_factory=PlacementLimits)
@@ -113,6 +128,9 @@ class ClusterSetup:
                 f"coupled_step_tokens_max: {self.node.coupled_step_tokens_max}, must be above "
                 f"batch_requests_max, {self.node.batch_requests_max}"
             )
+
+    def shape_of(self, roles: tuple[Role, ...]) -> NodeShape:
+        return self.node if Role.PREFILL in roles or self.decode_node is None else self.decode_node
 
     @property
     def block_bytes(self) -> int:
