@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 
 from moonpool.arguments import Command, CommandGroup, OneLineParser, add_commands, with_default_command
-from moonpool.commands import bench, chat, config, replay, serve, simulate, status, up
+from moonpool.commands import bench, chat, config, plan, replay, serve, simulate, status, up
 from moonpool.errors import EXIT_FAILURE, CommandError
 
 COMMANDS: tuple[Command | CommandGroup, ...] = (
@@ -16,6 +16,7 @@ COMMANDS: tuple[Command | CommandGroup, ...] = (
     chat.COMMAND,
     bench.GROUP,
     simulate.GROUP,
+    plan.COMMAND,
     replay.COMMAND,
 )
 

@@ -30,8 +30,8 @@ class TerminalProgress:
         if self._terminal:
             print(ERASE_LINE, end="", file=self._out, flush=True)
 
-    def show(self, done: int) -> None:
-        """So many of all; written at most every INTERVAL_S."""
+    def show(self, done: int, now_at: str = "") -> None:
+        """So many of all, and what is being done; written at most every INTERVAL_S."""
         if not self._terminal:
             return
         now_s = monotonic()
@@ -39,4 +39,5 @@ class TerminalProgress:
             self._shown_at_s = now_s
             share, elapsed_s = done / self._total, now_s - self._began_s
             line = f"{done} of {self._total} {self._what} ({share:.0%}), {elapsed_s:.0f} s"
+            line += f", at {now_at}" if now_at else ""
             print(ERASE_LINE + line, end="", file=self._out, flush=True)

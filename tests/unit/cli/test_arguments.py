@@ -37,7 +37,7 @@ def test_the_commands_are_these() -> None:
     benches = [("bench", name) for name in names]
     simulations = [("simulate", "cache"), ("simulate", "cluster")]
     assert sorted(leaves(COMMANDS)) == sorted(
-        [("up",), ("serve",), ("status",), ("chat",), ("replay",), *benches, *simulations]
+        [("up",), ("serve",), ("status",), ("chat",), ("replay",), ("plan",), *benches, *simulations]
     )
 
 
