@@ -234,6 +234,8 @@ class Submit:
     prefix_blocks: int = 0
     waited_s: float = 0.0
     """Since the placement was asked for."""
+    tbt_ms_max: float | None = None
+    """As the placement says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,6 +246,8 @@ class Reserve:
     work: Work
     owner: InstanceId
     ttl_s: float
+    tbt_ms_max: float | None = None
+    """Refused where a step with it is predicted to take longer; None: not asked."""
 
 
 @dataclass(frozen=True, slots=True)

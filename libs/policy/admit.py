@@ -56,7 +56,7 @@ def targets_of(request: ScheduleRequest, outlook: Outlook, limits: PlacementLimi
     """Of the request's own targets, else the cluster's, the share that predictions may use; its deadline is
     one for the first token."""
     ttft_ms = limits.ttft_ms_default if request.ttft_ms_max is None else request.ttft_ms_max
-    tbt_ms = limits.tbt_ms_default if request.tbt_ms_max is None else request.tbt_ms_max
+    tbt_ms = tbt_target_ms(request, limits)
     return Targets(
         min(request.deadline_s, inf if ttft_ms is None else limits.target_share * ttft_ms / 1e3),
         inf if tbt_ms is None else limits.target_share * tbt_ms / 1e3,
@@ -64,12 +64,15 @@ def targets_of(request: ScheduleRequest, outlook: Outlook, limits: PlacementLimi
     )
 
 
+def tbt_target_ms(request: ScheduleRequest, limits: PlacementLimits) -> float | None:
+    """The request's own target between tokens, else the cluster's; None: no target."""
+    return limits.tbt_ms_default if request.tbt_ms_max is None else request.tbt_ms_max
+
+
 def ttft_refusal(prefill: PrefillCandidate, targets: Targets) -> Refusal | None:
     """The slack is what may be waited."""
     if prefill.ttft_s > targets.ttft_s_max:
-        detail = (
-            f"first token predicted after {prefill.ttft_s:.3f} s, held to {targets.ttft_s_max:.3f} s"
-        )
+        detail = f"first token predicted after {prefill.ttft_s:.3f} s, held to {targets.ttft_s_max:.3f} s"
         return Refusal(RejectReason.TTFT, detail, prefill.ttft_s - targets.ttft_s_max)
     wait_s, busy_s = prefill.backlog.wait_s, prefill.fetch_s + prefill.compute_s
     wait_s_max = (targets.ttft_s_max - busy_s) * targets.slack_share

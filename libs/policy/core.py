@@ -193,6 +193,9 @@ class Placement:
     predicted_tbt_ms: float = 0.0
     output_tokens_expected: int | None = None
     """How long its answer will be, from what requests like it showed; None: not predicted."""
+    tbt_ms_max: float | None = None
+    """The target that decode holds it to once more when it reserves: the request's own or the cluster's.
+    None: nothing."""
 
 
 class RejectReason(StrEnum):

@@ -1,6 +1,6 @@
 """What decisions read of a load snapshot again and again, summed up once when it comes."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from kvindex.core import InstanceId
@@ -62,15 +62,20 @@ def load_sums(load: LoadSnapshot, block_tokens: int) -> LoadSums:
     ended_keys = {(request.request_id, request.attempt) for request in load.ended}
     busy: tuple[QueuedRequest | RunningRequest, ...] = (*load.running, *load.queued)
     return LoadSums(
-        present=DecodeLoad(
-            sequences=sum(request.samples for request in load.running),
-            kv_tokens=sum(request.kv_tokens for request in load.running),
-        ),
+        present=decode_load(load.running),
         running_keys=running_keys,
         listed_keys=running_keys | queued_keys | ended_keys,
         coming=coming,
         queue_s=coming[-1].done_s if coming else 0.0,
         priority_max=max((request.priority for request in busy), default=0),
+    )
+
+
+def decode_load(running: Sequence[RunningRequest]) -> DecodeLoad:
+    """Of what runs and is reserved, with nothing on its way."""
+    return DecodeLoad(
+        sequences=sum(request.samples for request in running),
+        kv_tokens=sum(request.kv_tokens for request in running),
     )
 
 

@@ -15,6 +15,7 @@ from policy.admit import (
     room_refusal,
     steps_in_time,
     targets_of,
+    tbt_target_ms,
     ttft_refusal,
     with_room,
 )
@@ -91,6 +92,7 @@ def _placement(joining: Joining, prefill: PrefillCandidate, decode: DecodeCandid
         predicted_ttft_ms=prefill.ttft_s * 1e3,
         predicted_tbt_ms=decode.step_s * 1e3,
         output_tokens_expected=joining.output_tokens_expected,
+        tbt_ms_max=None if joining.request.resumed else tbt_target_ms(joining.request, joining.limits),
     )
 
 

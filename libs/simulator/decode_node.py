@@ -7,6 +7,7 @@ from policy.evict import BlockUse
 from simulator.batch import Decoding
 from simulator.life import Lives
 from simulator.node import Node
+from simulator.node_pool import HeldPrefix
 from simulator.request import SimulatedRequest
 
 
@@ -17,14 +18,14 @@ class DecodeDuty:
         self._tbt_s_max = tbt_s_max
         self._on_room = on_room
         """Called when blocks came free."""
-        self._held: dict[SimulatedRequest, tuple[int, ...]] = {}
+        self._held: dict[SimulatedRequest, HeldPrefix] = {}
         """The prefix in this pool that need not be sent, kept while the request is here."""
 
     def reserve(self, request: SimulatedRequest) -> int | None:
         """How many blocks of its prompt are here already, or None where it is refused: second admission, as
         load may have changed since it was placed."""
         node = self._node
-        blocks = node.memory.reserved_blocks(request.prompt_tokens)
+        blocks = node.memory.reserved_blocks(request.input_tokens)
         if (
             node.holding >= node.shape.batch_requests_max
             or blocks > node.memory.free
@@ -36,55 +37,62 @@ class DecodeDuty:
         node.memory.take(blocks)
         node.holding += 1
         node.reserved[request] = blocks
-        held = request.usable_block_ids
-        held = held[: node.pool.hits(held)]
-        node.pool.hold(held)
-        self._held[request] = held
-        return len(held)
+        usable = request.usable_block_ids
+        held_blocks = node.pool.memory_hits(usable)
+        self._held[request] = node.pool.hold(usable[:held_blocks])
+        return held_blocks
 
-    def commit(self, request: SimulatedRequest) -> None:
-        """All its KV is here: it decodes from its first token on."""
+    def commit(self, request: SimulatedRequest) -> bool:
+        """All its KV is here: it decodes from its first token on. False where nothing is reserved for it."""
+        if request not in self._node.reserved:
+            return False
         self._node.teller.before_change()
         self.decode(request, self._node.reserved.pop(request))
+        return True
 
     def decode(self, request: SimulatedRequest, blocks: int) -> None:
         """Its KV is here, in so many blocks taken for it."""
-        assert request.first_token_s is not None
+        request.decoding = True
         decoding = Decoding(
             request,
             self._node.memory,
-            kv_tokens=request.prompt_tokens,
-            left=request.output_tokens - 1,
+            kv_tokens=request.input_tokens,
+            left=request.output_tokens_left - 1,
             blocks=blocks,
-            token_at_s=request.first_token_s,
+            token_at_s=request.last_token_s,
         )
         self._node.engine.add_decoding(decoding)
 
-    def release(self, request: SimulatedRequest) -> None:
-        """Its first token was its last."""
-        self._node.teller.before_change()
-        self._node.memory.give(self._node.reserved.pop(request))
-        self._leave(request, 1)
-        self._node.engine.wake()
-        self._on_room()
+    def release(self, request: SimulatedRequest, attempt: int, output_tokens: int | None) -> None:
+        """What is reserved for it, if anything: its first token was its last, or nobody waits for it any more
+        (None)."""
+        node = self._node
+        if request in node.reserved:
+            node.teller.before_change()
+            node.memory.give(node.reserved.pop(request))
+            self._leave(request, attempt, output_tokens)
+            node.engine.wake()
+            self._on_room()
 
     def finished(self, decoding: Decoding) -> None:
         """Its blocks are free again; what is cached of its prompt stays in the pool for the next turn."""
         request = decoding.request
-        pool = self._node.pool
-        pool.use(request.block_ids, pool.hits(request.block_ids), BlockUse(request.priority))
-        self._leave(request, request.output_tokens)
+        self._node.pool.use(request.block_ids, BlockUse(request.priority))
+        self._leave(request, request.attempt, request.output_tokens)
         self._lives.finished(request)
         self._on_room()
 
-    def _leave(self, request: SimulatedRequest, output_tokens: int) -> None:
-        self._node.end(request, output_tokens)
-        self._node.holding -= 1
-        self._node.pool.release(self._held.pop(request, ()))
+    def _leave(self, request: SimulatedRequest, attempt: int, output_tokens: int | None) -> None:
+        node = self._node
+        node.end(request, attempt, output_tokens)
+        node.holding -= 1
+        held = self._held.pop(request, None)
+        if held is not None:
+            node.pool.release(held)
 
     def _step_with_s(self, request: SimulatedRequest) -> float:
         node = self._node
         here = [decoding.kv_tokens for decoding, _ in node.engine.decoding(node.engine.now_s)]
-        coming = [reserved.prompt_tokens for reserved in node.reserved]
-        kv_tokens = sum(here) + sum(coming) + request.prompt_tokens
+        coming = [reserved.input_tokens for reserved in node.reserved]
+        kv_tokens = sum(here) + sum(coming) + request.input_tokens
         return step_s(node.cost, len(here) + len(coming) + 1, kv_tokens)

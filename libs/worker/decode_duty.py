@@ -27,6 +27,8 @@ from kvindex.core import InstanceId
 from kvpool import NoBlocksError
 from kvtransfer import TransferError, checksum
 from policy.core import RequestId, RunningRequest
+from policy.load_sums import decode_load
+from policy.second_admission import missed_step_target
 from protocol import reservation
 from protocol.parts import PartBuffer
 from protocol.reservation import Admit, Phase
@@ -155,6 +157,9 @@ class DecodeDuty:
         refusal = self._second_admission(samples)
         if refusal is not None:
             return Refused(work.request_id, work.attempt, refusal, retry_after_s=1.0)
+        detail = self._missed_target(reserve)
+        if detail is not None:
+            return Refused(work.request_id, work.attempt, RefusalReason.TBT, detail, 1.0)
         try:
             prompt = checked_prompt(work, self._parts, self._node.work_limits)
             matcher = resumed(structure, work.output_token_ids)
@@ -185,6 +190,16 @@ class DecodeDuty:
             # Who waits for blocks to come back goes first, or never would.
             return RefusalReason.NO_BLOCKS
         return None
+
+    def _missed_target(self, reserve: Reserve) -> str | None:
+        """How a step with it would miss its target. An answer that a client reads already goes on."""
+        cost, work = self._node.cost_meter.announced, reserve.work
+        if reserve.tbt_ms_max is None or cost is None or work.output_token_ids:
+            return None
+        present = decode_load(self.running())
+        return missed_step_target(
+            cost, present, work.prompt_tokens, work.sampling.samples, reserve.tbt_ms_max / 1e3
+        )
 
     def _hold(self, reserve: Reserve, sequence: Sequence) -> Reserved:
         """Grant the blocks that are to be written: those after the held prefix, without the spare ones.

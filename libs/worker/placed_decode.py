@@ -18,10 +18,10 @@ from cluster.messages import (
     Renew,
     Reserve,
     Reserved,
+    Submit,
     Work,
 )
 from cluster.tracing import TraceContext
-from kvindex.core import InstanceId
 from kvtransfer import Peer
 from protocol import parts
 from worker.node import Node
@@ -41,17 +41,19 @@ DEADLINE_S_MIN = 0.001
 class PlacedDecode:
     """Every method raises as `Bus.request` does, and ProtocolError where an answer makes no sense."""
 
-    def __init__(self, node: Node, work: Work, instance: InstanceId, trace: TraceContext | None) -> None:
+    def __init__(self, node: Node, submit: Submit, trace: TraceContext | None) -> None:
         self._node = node
-        self._work = work
+        self._work = submit.work
+        self._tbt_ms_max = submit.tbt_ms_max
         self._trace = trace
-        self.instance = instance
+        self.instance = submit.decode
 
     async def reserve(self, prompt: bytes, ends_at_s: float) -> Reserved | Refused:
         """Blocks for the prompt, which goes ahead in parts where it is long; all until `ends_at_s`."""
         work = await self._send_parts(prompt)
         work = replace(work, deadline_s=max(DEADLINE_S_MIN, ends_at_s - self._node.now_s()))
-        answer = await self._ask(Reserve(work, self._node.context.instance, self._ttl_s()))
+        reserve = Reserve(work, self._node.context.instance, self._ttl_s(), self._tbt_ms_max)
+        answer = await self._ask(reserve)
         if not isinstance(answer, Reserved | Refused):
             raise ProtocolError(f"reserve was answered by {type(answer).__name__}")
         return answer

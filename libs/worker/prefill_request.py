@@ -51,7 +51,7 @@ class PrefillRequest:
         self._node = node
         self._work = submit.work
         self._prefix = PlacedPrefix(node, sequence, submit)
-        self._decode = PlacedDecode(node, submit.work, submit.decode, trace)
+        self._decode = PlacedDecode(node, submit, trace)
         self._prompt = prompt
         self._adopt = adopt
         self._left = left

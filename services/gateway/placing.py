@@ -27,6 +27,7 @@ from gateway.urgency import Urgency
 from kvhash import BLOCK_TOKENS, HASH_BYTES, BlockHash, Namespace, extend
 from kvindex.core import InstanceId
 from policy.core import Placement, Rejection, RequestId, SamplingParams, ScheduleRequest
+from policy.evict import slo_class
 from protocol.answer import (
     AskPlacement,
     AskResume,
@@ -138,13 +139,23 @@ async def submit(
         output_token_ids=output_token_ids,
         deadline_s=deadline_s,
         priority=order.urgency.priority,
+        slo=slo_class(order.urgency.ttft_ms_max, order.urgency.tbt_ms_max),
         output_tokens_expected=placement.output_tokens_expected,
     )
     messages: list[PromptPart | Submit] = [
         PromptPart(order.request_id, placement.attempt, part, len(parts), token_ids)
         for part, token_ids in enumerate(parts)
     ]
-    messages.append(Submit(work, placement.decode, placement.source, placement.prefix_blocks, waited_s))
+    messages.append(
+        Submit(
+            work,
+            placement.decode,
+            placement.source,
+            placement.prefix_blocks,
+            waited_s,
+            placement.tbt_ms_max,
+        )
+    )
     subject = subjects.instance(placement.prefill)
     for message in messages:
         try:

@@ -20,6 +20,7 @@ from gateway.http_body import BodyLimits
 from gateway.requests import GatewayLimits
 from gateway.running import RequestLimits
 from policy.core import FinishReason, Placement, Rejection, RejectReason
+from policy.evict import SloClass
 
 pytestmark = pytest.mark.unit
 
@@ -364,7 +365,19 @@ async def test_targets_and_priority_in_headers_reach_the_conductor(cluster) -> N
         assert (question.priority, question.tbt_ms_max) == (-3, 49.5)
         # What the gateway itself took is gone from it.
         assert 0 < question.ttft_ms_max <= 60_000.0
-        assert submit.work.priority == -3
+        assert (submit.work.priority, submit.work.slo) == (-3, SloClass.TIGHT)
+
+
+async def test_what_the_placement_was_admitted_by_is_handed_on(cluster) -> None:
+    async def place(request):
+        return Placement(request.request_id, request.attempt, PREFILL, DECODE, tbt_ms_max=55.0)
+
+    cluster.place = place
+    asking = asyncio.create_task(cluster.chat())
+    submit = await cluster.prefill.submits.get()
+    assert (submit.tbt_ms_max, submit.work.slo) == (55.0, SloClass.NONE)
+    await cluster.decode.say(submit, ids("yes"))
+    assert (await asking)[0] == 200
 
 
 async def test_a_bad_header_is_a_400_that_names_it(cluster) -> None:

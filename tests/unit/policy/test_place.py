@@ -210,6 +210,16 @@ class TestAdmission:
         assert rejected(place(view, request(tbt_ms_max=100), (), LIMITS, 0.0)).reason is RejectReason.TBT
         assert isinstance(place(view, request(tbt_ms_max=200), (), LIMITS, 0.0), Placement)
 
+    def test_a_placement_says_what_decode_holds_it_to_once_more(self):
+        view, limits = view_of(*PAIR), replace(LIMITS, tbt_ms_default=300.0, target_share=0.9)
+        for asked, held_to_ms in (
+            (request(tbt_ms_max=200), 200),
+            (request(), 300),
+            (request(tbt_ms_max=200, resumed=True), None),
+        ):
+            assert placed(place(view, asked, (), limits, 0.0)).tbt_ms_max == held_to_ms
+        assert placed(place(view, request(), (), LIMITS, 0.0)).tbt_ms_max is None
+
     def test_spreading_never_misses_a_target_that_can_be_met(self):
         slower = replace(COST, prefill_per_token_s=1.05e-3)
         view = view_of(prefill("p1"), prefill("p2", cost=slower), decode("d1"))
