@@ -41,7 +41,7 @@ class Decoding:
     def spare_blocks(self) -> int:
         """Blocks taken for steps that were not done."""
         memory = self.memory
-        needed = max(memory.reserved_blocks(self.request.prompt_tokens), memory.blocks_of(self.kv_tokens))
+        needed = max(memory.reserved_blocks(self.request.input_tokens), memory.blocks_of(self.kv_tokens))
         return max(0, self.blocks - needed)
 
 

@@ -4,7 +4,7 @@ A block is known by its id in the trace. What goes is `policy.evict`'s to say; w
 stays, and with it, as it has a child or is held itself, all before it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from policy.evict import (
@@ -21,6 +21,10 @@ from simulator.trace import TRACE_BLOCK_TOKENS
 
 def eviction_scale(capacity_blocks: int, block_tokens: int) -> EvictionScale:
     return EvictionScale(capacity_blocks, cost_doubles_at_blocks(REFERENCE_COST, block_tokens))
+
+
+Evicting = Callable[[tuple[int, ...], BlockUse], None]
+"""Told of a block that is about to go, by its chain from the start, and by who used it last."""
 
 
 @dataclass(slots=True)
@@ -41,9 +45,14 @@ class ClosedCache:
     """Prefixes, whole from their start. Its clock ticks with each request and each block brought in."""
 
     def __init__(
-        self, order: EvictionOrder, capacity_blocks: int, block_tokens: int = TRACE_BLOCK_TOKENS
+        self,
+        order: EvictionOrder,
+        capacity_blocks: int,
+        block_tokens: int = TRACE_BLOCK_TOKENS,
+        on_evicting: Evicting | None = None,
     ) -> None:
         self.evicted_blocks = 0
+        self._on_evicting = on_evicting
         self._capacity_blocks = capacity_blocks
         self._evictable = EvictableBlocks(order, eviction_scale(capacity_blocks, block_tokens))
         self._nodes: dict[int, _Node] = {}
@@ -108,13 +117,24 @@ class ClosedCache:
         """For so many, or for how many there can be; `kept` is the last block in use, all before it have a
         child."""
         while len(self._nodes) + blocks > self._capacity_blocks and len(self._evictable):
-            parent = self._nodes.pop(self._evictable.pop()).parent
+            block_id = self._evictable.pop()
+            if self._on_evicting is not None:
+                self._on_evicting(self._chain(block_id), self._nodes[block_id].use)
+            parent = self._nodes.pop(block_id).parent
             self.evicted_blocks += 1
             if parent is not None:
                 self._nodes[parent].children -= 1
                 if parent != kept:
                     self._offer_leaf(parent)
         return min(blocks, self._capacity_blocks - len(self._nodes))
+
+    def _chain(self, block_id: int) -> tuple[int, ...]:
+        chain: list[int] = []
+        last: int | None = block_id
+        while last is not None:
+            chain.append(last)
+            last = self._nodes[last].parent
+        return tuple(reversed(chain))
 
     def _bring_in(self, block_ids: Sequence[int], first: int, use: BlockUse) -> None:
         for depth_blocks in range(first, len(block_ids)):

@@ -12,22 +12,28 @@ from random import Random
 from kvindex.core import InstanceId
 from policy.core import Placement, Rejection, Role
 from policy.load_sums import reserved_blocks
-from simulator.batch import Decoding
-from simulator.conductor import Conductor
-from simulator.decode_node import DecodeDuty
+from simulator.conductor import Conductors
 from simulator.events import Events
-from simulator.links import Links
+from simulator.instances import Instances
 from simulator.node import Node
-from simulator.prefill_node import PrefillDuty
+from simulator.replacements import Replacements
 from simulator.request import SimulatedRequest, simulated
 from simulator.results import LoadSample, RequestResult, Served, tail_mean_s
-from simulator.setup import OUTPUT_TOKENS_LIMIT, ClusterSetup, SetupError
+from simulator.setup import (
+    OUTPUT_TOKENS_LIMIT,
+    AnnouncedCost,
+    ClusterSetup,
+    NodeFailure,
+    SetupError,
+)
 from simulator.trace import TracedRequest
 
 TOO_LONG = "too_long"
 """No instance could hold it to its end."""
 REFUSED = "refused"
 """By instances, until its attempts were used up."""
+LOST = "lost"
+"""With an instance, after its first token: no other could go on with it."""
 BACKOFF_S_MAX = 1.0
 FIRST_TOKEN_MESSAGES = 5
 """One after the other before it is computed: schedule, its answer, submit, reserve, its answer."""
@@ -46,7 +52,7 @@ class SimulatedRun:
     evicted_blocks: int
     moved_bytes: float
     busy_s: dict[InstanceId, float]
-    """Of each engine."""
+    """Of each engine, over all its lives."""
 
 
 def simulate_cluster(
@@ -79,49 +85,64 @@ class _Cluster:
             for index, traced in enumerate(requests)
         ]
         self._results: dict[int, RequestResult] = {}
+        self._placed: dict[int, SimulatedRequest] = {}
+        """Those that instances work for, by index."""
         self._load: list[LoadSample] = []
-        self._prefills: dict[InstanceId, PrefillDuty] = {}
-        self._decodes: dict[InstanceId, DecodeDuty] = {}
-        self._nodes: dict[InstanceId, Node] = {}
-        roles = [("prefill", (Role.PREFILL,))] * setup.prefill
-        roles_of_decode = [("decode", (Role.DECODE,))] * setup.decode
-        coupled = [("coupled", (Role.PREFILL, Role.DECODE))] * setup.coupled
-        self._links = Links(self._events, setup.node.card_bytes_per_s)
-        for number, (name, node_roles) in enumerate([*roles, *roles_of_decode, *coupled]):
-            self._add_node(number, InstanceId(f"{name}-{number}"), node_roles)
-        self._conductor = Conductor(setup, self._nodes.values(), self._events)
+        self._instances = Instances(setup, self._events, self)
+        joining = {join.instance for join in setup.joins}
+        for instance, _ in setup.instances:
+            if instance not in joining:
+                self._instances.start(instance)
+        self._conductors = Conductors(setup, self._instances.nodes.values(), self._events)
+        self._replacements = Replacements(
+            self._events, setup.replacements_in_flight_max, setup.message_s, self._place
+        )
 
     def run(self) -> SimulatedRun:
+        for join in self._setup.joins:
+            self._events.at(join.at_s, partial(self._start, join.instance))
+        for failure in self._setup.failures:
+            self._events.at(failure.at_s, partial(self._fail, failure))
+        for announced in self._setup.announced:
+            self._events.at(announced.at_s, partial(self._announce, announced))
         for request in self._requests:
             self._events.at(request.arrived_s + self._setup.message_s, partial(self._place, request))
-        for announced in self._setup.announced:
-            change = partial(self._nodes[announced.instance].announce, announced.cost)
-            self._events.at(announced.at_s, change)
         self._sample()
         self._events.run()
-        self._check_nothing_left()
-        nodes = self._nodes.values()
+        assert len(self._results) == len(self._requests), "requests without an end"
+        self._instances.check_nothing_left()
+        lives = self._instances.lives
+        busy_s = dict.fromkeys((node.instance for node in lives), 0.0)
+        for node in lives:
+            busy_s[node.instance] += node.engine.busy_s
         return SimulatedRun(
             results=tuple(self._results[request.index] for request in self._requests),
             load=tuple(self._load),
             events=self._events.happened,
-            preempted=sum(node.engine.preempted for node in nodes),
-            evicted_blocks=sum(node.pool.evicted_blocks for node in nodes),
-            moved_bytes=self._links.bytes_total,
-            busy_s={node.instance: node.engine.busy_s for node in nodes},
+            preempted=sum(node.engine.preempted for node in lives),
+            evicted_blocks=sum(node.pool.evicted_blocks for node in lives),
+            moved_bytes=self._instances.links.bytes_total,
+            busy_s=busy_s,
         )
 
-    def refused(self, request: SimulatedRequest, instance: InstanceId) -> None:
-        """By an instance: placed again after a while, elsewhere where that is possible."""
-        request.excluded = (*request.excluded, instance)
-        request.attempt += 1
-        request.placement = None
-        if request.attempt >= self._setup.placement_attempts_max:
-            self._end_rejected(request, REFUSED)
+    def refused(self, request: SimulatedRequest, attempt: int, culprit: InstanceId) -> None:
+        """Placed again after a while, elsewhere where that is possible."""
+        if attempt == request.attempt and not request.ended:
+            self._place_again(request, culprit)
+
+    def lost(self, request: SimulatedRequest, attempt: int, culprit: InstanceId) -> None:
+        """What is left of it is cancelled. Where only its end was lost, nothing is left to compute."""
+        placement = request.placement
+        if attempt != request.attempt or request.ended or placement is None:
             return
-        backoff_s = min(self._setup.backoff_s * 2**request.attempt, BACKOFF_S_MAX)
-        delay_s = backoff_s * self._random.uniform(0.5, 1.0) + 2 * self._setup.message_s
-        self._events.after(delay_s, partial(self._place, request))
+        request.losses += 1
+        if request.tokens_out == request.output_tokens:
+            self.finished(request)
+            return
+        for instance in dict.fromkeys((placement.prefill, placement.decode)):
+            cancel = partial(self._instances.cancel, instance, request, attempt)
+            self._events.after(self._setup.message_s, cancel)
+        self._place_again(request, culprit)
 
     def finished(self, request: SimulatedRequest) -> None:
         placement, first_token_s = request.placement, request.first_token_s
@@ -130,7 +151,7 @@ class _Cluster:
         assert len(request.gaps_s) == request.output_tokens - 1, "tokens lost or repeated"
         served = Served(
             ttft_s=first_token_s + self._setup.message_s - request.arrived_s,
-            predicted_ttft_s=placement.predicted_ttft_ms / 1e3,
+            predicted_ttft_s=request.predicted_ttft_s,
             tbt_s=tail_mean_s(request.gaps_s),
             done_at_s=self._events.now_s + self._setup.message_s,
             prefill=placement.prefill,
@@ -145,21 +166,67 @@ class _Cluster:
         if reserved_blocks(tokens, self._setup.block_tokens) > holding.device_blocks:
             self._end_rejected(request, TOO_LONG)
             return
-        decision = self._conductor.decide(request)
+        decision = self._conductors.decide(request)
         if isinstance(decision, Rejection):
-            self._end_rejected(request, decision.reason.value)
+            self._end_rejected(request, LOST if request.resumed_tokens else decision.reason.value)
             return
         self._submit(request, decision)
 
     def _submit(self, request: SimulatedRequest, placement: Placement) -> None:
         """By way of the gateway. What first tokens take beside the messages that are simulated goes by
         before."""
-        request.placement = placement
-        submit = partial(self._prefills[placement.prefill].submit, request)
-        message_s = self._setup.message_s
-        fixed_s = self._nodes[placement.prefill].cost.first_token_fixed_s
+        request.placed(placement)
+        self._placed[request.index] = request
+        message_s, prefill = self._setup.message_s, self._instances.nodes.get(placement.prefill)
+        fixed_s = 0.0 if prefill is None else prefill.cost.first_token_fixed_s
         beside_s = max(0.0, fixed_s - FIRST_TOKEN_MESSAGES * message_s)
-        self._events.after(2 * message_s + beside_s, submit)
+        self._events.after(2 * message_s + beside_s, partial(self._arrived, request, placement))
+
+    def _arrived(self, request: SimulatedRequest, placement: Placement) -> None:
+        """At prefill, which may not be there to answer."""
+        if placement.attempt != request.attempt:
+            return
+        prefill = self._instances.prefills.get(placement.prefill)
+        if prefill is not None:
+            prefill.submit(request, placement)
+        else:
+            unanswered = partial(self.refused, request, placement.attempt, placement.prefill)
+            self._events.after(self._setup.message_s, unanswered)
+
+    def _place_again(self, request: SimulatedRequest, culprit: InstanceId) -> None:
+        del self._placed[request.index]
+        request.place_again(culprit)
+        if request.attempt >= self._setup.placement_attempts_max:
+            self._end_rejected(request, LOST if request.resumed_tokens else REFUSED)
+            return
+        backoff_s = min(self._setup.backoff_s * 2**request.attempt, BACKOFF_S_MAX)
+        delay_s = backoff_s * self._random.uniform(0.5, 1.0) + self._setup.message_s
+        self._events.after(delay_s, partial(self._replacements.ask, request))
+
+    def _start(self, instance: InstanceId) -> None:
+        node = self._instances.start(instance)
+        self._events.after(self._setup.message_s, partial(self._conductors.joined, node))
+
+    def _announce(self, announced: AnnouncedCost) -> None:
+        node = self._instances.nodes.get(announced.instance)
+        if node is not None:
+            node.announce(announced.cost)
+
+    def _fail(self, failure: NodeFailure) -> None:
+        """Noticed by its silence, or by the name's next process."""
+        node = self._instances.stop(failure.instance)
+        noticed_at_s = failure.at_s + self._setup.lost_after_s
+        if failure.back_at_s is not None:
+            noticed_at_s = min(noticed_at_s, failure.back_at_s)
+        self._events.at(noticed_at_s + self._setup.message_s, partial(self._noticed, node))
+        if failure.back_at_s is not None:
+            self._events.at(failure.back_at_s, partial(self._start, failure.instance))
+
+    def _noticed(self, node: Node) -> None:
+        self._conductors.lost(node)
+        for request in sorted(self._placed.values(), key=lambda request: request.index):
+            if node.instance in request.needed:
+                self.lost(request, request.attempt, node.instance)
 
     def _end_rejected(self, request: SimulatedRequest, reason: str) -> None:
         self._end(request, None, reason)
@@ -167,6 +234,7 @@ class _Cluster:
     def _end(self, request: SimulatedRequest, served: Served | None, rejected: str | None) -> None:
         assert not request.ended, f"request {request.index} ended twice"
         request.ended = True
+        self._placed.pop(request.index, None)
         self._results[request.index] = RequestResult(
             request.index,
             request.arrived_s,
@@ -176,42 +244,20 @@ class _Cluster:
             served,
             rejected,
             request.priority,
+            request.losses,
+            request.resumed,
+            request.recomputed_tokens,
         )
         request.gaps_s = request.gaps_s[:0]
         if self._on_ended is not None:
             self._on_ended(len(self._results))
 
-    def _add_node(self, number: int, instance: InstanceId, roles: tuple[Role, ...]) -> None:
-        setup = self._setup
-        node = Node(
-            self._events,
-            number,
-            instance,
-            roles,
-            setup.shape_of(roles),
-            setup.block_tokens,
-            setup.load_interval_s,
-            setup.message_s,
-            partial(self._decoded, instance),
-        )
-        self._nodes[instance] = node
-        if Role.PREFILL in roles:
-            self._prefills[instance] = PrefillDuty(
-                node, self._nodes, self._decodes, self._events, self._links, self, setup.message_s
-            )
-        if Role.DECODE in roles:
-            on_room = self._prefills[instance].take_next if Role.PREFILL in roles else _nothing_waits
-            self._decodes[instance] = DecodeDuty(node, self, setup.tbt_s_max, on_room)
-
-    def _decoded(self, instance: InstanceId, decoding: Decoding) -> None:
-        self._decodes[instance].finished(decoding)
-
     def _sample(self) -> None:
         """The load now, and again after an interval while there is any to come."""
-        prefilling = [one for node in self._nodes.values() for one in (*node.active, *node.queued)]
+        prefilling = [one for node in self._instances.nodes.values() for one in (*node.active, *node.queued)]
         decoding = [
             (one.kv_tokens + steps)
-            for node in self._nodes.values()
+            for node in self._instances.nodes.values()
             for one, steps in node.engine.decoding(self._events.now_s)
         ]
         self._load.append(
@@ -226,15 +272,6 @@ class _Cluster:
         if len(self._results) < len(self._requests):
             self._events.after(self._setup.sample_interval_s, self._sample)
 
-    def _check_nothing_left(self) -> None:
-        """AssertionError where a request has no end or a block was lost."""
-        assert len(self._results) == len(self._requests), "requests without an end"
-        assert not self._links.flows, "bytes on their way to nobody"
-        for node in self._nodes.values():
-            assert node.memory.free == node.memory.blocks, f"{node.instance} has lost blocks"
-            assert not node.holding, f"{node.instance} holds {node.holding} requests"
-            node.pool.check_integrity()
-
 
 def _check_blocks(requests: Sequence[TracedRequest], block_tokens: int) -> None:
     """The block that a prompt's last tokens fill in part may have an id or not."""
@@ -245,7 +282,3 @@ def _check_blocks(requests: Sequence[TracedRequest], block_tokens: int) -> None:
                 f"block_tokens: {block_tokens}, request {index} has {len(request.block_ids)} block ids for "
                 f"{request.input_tokens} tokens"
             )
-
-
-def _nothing_waits() -> None:
-    """An instance that only decodes has no queue."""

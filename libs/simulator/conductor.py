@@ -6,32 +6,59 @@ told the first, which is all that it looks at: the family of the prompt.
 """
 
 from collections.abc import Iterable
+from functools import partial
 from math import inf
 
-from kvindex.core import InstanceMatch, Tier, TierRun
+import xxhash
+
+from kvindex.core import InstanceId, InstanceMatch
 from policy.core import Placement, Rejection, ScheduleRequest
 from policy.place import place
-from policy.view import ClusterView, InstanceView, expire, with_instance, with_load, with_placement
+from policy.view import (
+    ClusterView,
+    InstanceView,
+    expire,
+    with_instance,
+    with_load,
+    with_placement,
+    without_instance,
+)
 from simulator.events import Events
 from simulator.node import Node
 from simulator.request import SimulatedRequest
 from simulator.setup import ClusterSetup
 
 MODEL = "simulated"
-INCARNATION = 1
+DESCRIBED_SEQ = 0
+"""Of the load that an instance tells when it is asked; its snapshots count from 1."""
 
 
 class Conductor:
     def __init__(self, setup: ClusterSetup, nodes: Iterable[Node], events: Events) -> None:
         self._setup = setup
-        self._nodes = tuple(nodes)
         self._events = events
-        self._folded = dict.fromkeys((node.instance for node in self._nodes), -1)
+        self._nodes: dict[InstanceId, Node] = {}
+        """Those that are taken to be there."""
+        self._folded: dict[InstanceId, int] = {}
         """Moment of the latest snapshot in the view."""
-        view = ClusterView()
-        for node in self._nodes:
-            view = with_instance(view, _registered(node, setup))
-        self._view = view
+        self._view = ClusterView()
+        for node in nodes:
+            self._register(node)
+
+    def joined(self, node: Node) -> None:
+        """It is asked for its load at once."""
+        self._register(node)
+        now_s = self._events.now_s
+        self._view = with_load(self._view, node.load(now_s), node.incarnation, DESCRIBED_SEQ, now_s)
+
+    def lost(self, node: Node) -> None:
+        if self._nodes.get(node.instance) is node:
+            del self._nodes[node.instance]
+            self._view = without_instance(self._view, node.instance)
+
+    def heard(self, placement: Placement, prompt_tokens: int, priority: int) -> None:
+        """Another conductor decided it."""
+        self._book(placement, prompt_tokens, priority, elsewhere=True)
 
     def decide(self, request: SimulatedRequest) -> Placement | Rejection:
         now_s = self._events.now_s
@@ -42,48 +69,102 @@ class Conductor:
             request.attempt,
             MODEL,
             MODEL,
-            request.prompt_tokens,
+            request.input_tokens,
             request.output_tokens_max,
             block_hashes=request.family,
             deadline_s=inf,
             priority=request.priority,
-            ttft_ms_max=self._setup.ttft_s_max * 1e3,
+            ttft_ms_max=self._ttft_s_left(request) * 1e3,
             tbt_ms_max=self._setup.tbt_s_max * 1e3,
             excluded=request.excluded,
+            resumed=request.resumed_tokens > 0,
         )
         decision = place(self._view, asked, self._matches(request), self._setup.placement, now_s)
         if isinstance(decision, Placement):
-            self._view = with_placement(
-                self._view,
-                decision,
-                asked.prompt_tokens,
-                now_s,
-                samples=asked.samples,
-                priority=asked.priority,
-            )
+            self._book(decision, asked.prompt_tokens, asked.priority, elsewhere=False)
         return decision
+
+    def _register(self, node: Node) -> None:
+        self._nodes[node.instance] = node
+        self._folded[node.instance] = -1
+        self._view = with_instance(self._view, _registered(node, self._setup, self._events.now_s))
+
+    def _book(self, placement: Placement, prompt_tokens: int, priority: int, *, elsewhere: bool) -> None:
+        self._view = with_placement(
+            self._view,
+            placement,
+            prompt_tokens,
+            self._events.now_s,
+            priority=priority,
+            elsewhere=elsewhere,
+        )
+
+    def _ttft_s_left(self, request: SimulatedRequest) -> float:
+        """When its gateway asked."""
+        if not request.attempt:
+            return self._setup.ttft_s_max
+        waited_s = self._events.now_s - self._setup.message_s - request.arrived_s
+        return max(0.0, self._setup.ttft_s_max - waited_s)
 
     def _fold_loads(self) -> None:
         interval_s, message_s = self._setup.load_interval_s, self._setup.message_s
-        for node in self._nodes:
+        for node in self._nodes.values():
             told = node.teller.arrived()
             if told is not None and told.moment > self._folded[node.instance]:
                 self._folded[node.instance] = told.moment
                 heard_at_s = told.moment * interval_s + message_s
-                self._view = with_load(self._view, told.load, INCARNATION, told.moment + 1, heard_at_s)
+                self._view = with_load(self._view, told.load, node.incarnation, told.moment + 1, heard_at_s)
 
     def _matches(self, request: SimulatedRequest) -> list[InstanceMatch]:
         """As kvmeta answers: longest first, then by name."""
         usable = request.usable_block_ids
-        found = [(node.pool.hits(usable), node.instance) for node in self._nodes]
-        held = sorted((-blocks, instance) for blocks, instance in found if blocks)
-        return [InstanceMatch(instance, -less, (TierRun(Tier.DRAM, -less),)) for less, instance in held]
+        matches = []
+        for node in self._nodes.values():
+            runs = node.pool.tier_runs(usable)
+            if runs:
+                matches.append(InstanceMatch(node.instance, sum(run.blocks for run in runs), runs))
+        matches.sort(key=lambda match: (-match.prefix_blocks, match.instance))
+        return matches
 
 
-def _registered(node: Node, setup: ClusterSetup) -> InstanceView:
+class Conductors:
+    """All of them: each request asks one, as its name says, and that one tells the others."""
+
+    def __init__(self, setup: ClusterSetup, nodes: Iterable[Node], events: Events) -> None:
+        nodes = tuple(nodes)
+        self._all = tuple(Conductor(setup, nodes, events) for _ in range(setup.conductors))
+        self._events = events
+        self._message_s = setup.message_s
+
+    def decide(self, request: SimulatedRequest) -> Placement | Rejection:
+        asked = self._asked(request)
+        decision = asked.decide(request)
+        if isinstance(decision, Placement):
+            for other in self._all:
+                if other is not asked:
+                    heard = partial(other.heard, decision, request.input_tokens, request.priority)
+                    self._events.after(self._message_s, heard)
+        return decision
+
+    def joined(self, node: Node) -> None:
+        for conductor in self._all:
+            conductor.joined(node)
+
+    def lost(self, node: Node) -> None:
+        for conductor in self._all:
+            conductor.lost(node)
+
+    def _asked(self, request: SimulatedRequest) -> Conductor:
+        if len(self._all) == 1:
+            return self._all[0]
+        name = f"conductor/{request.request_id}/{request.attempt}"
+        return self._all[xxhash.xxh3_64_intdigest(name.encode()) % len(self._all)]
+
+
+def _registered(node: Node, setup: ClusterSetup, now_s: float) -> InstanceView:
     return InstanceView(
         instance=node.instance,
-        incarnation=INCARNATION,
+        incarnation=node.incarnation,
         roles=node.roles,
         host=node.instance,
         model=MODEL,
@@ -91,5 +172,5 @@ def _registered(node: Node, setup: ClusterSetup) -> InstanceView:
         blocks=node.memory.blocks,
         block_bytes=setup.block_bytes,
         block_tokens=setup.block_tokens,
-        heard_at_s=0.0,
+        heard_at_s=now_s,
     )

@@ -20,31 +20,7 @@ from policy.plan_step import DecodeWork, PrefillWork, StepLimits, StepPlan, plan
 from simulator.batch import Decoding, StepTimes, step_times, steps_with_room
 from simulator.device_memory import DeviceMemory
 from simulator.events import Event, Events
-from simulator.request import SimulatedRequest
-
-
-def _nothing() -> None:
-    pass
-
-
-def _told_nothing(tokens: int, duration_s: float) -> None:
-    pass
-
-
-@dataclass(slots=True, eq=False)
-class PrefillJob:
-    """`new_tokens` to compute after `prefix_tokens`; its blocks are held by whoever made it."""
-
-    request: SimulatedRequest
-    new_tokens: int
-    prefix_tokens: int
-    load_s: float
-    """To bring the prefix up from DRAM, layer by layer beside the first part."""
-    done: Callable[[], None]
-    """Called after the last part."""
-    part_began: Callable[[int, float], None] = _told_nothing
-    """Told the tokens of a part and how long they take."""
-    part_done: Callable[[], None] = _nothing
+from simulator.prefill_job import PrefillJob
 
 
 @dataclass(slots=True)
@@ -88,6 +64,7 @@ class Engine:
         """Of the steps in progress; None while idle."""
         self._settling = False
         """Steps are over and what follows from them is being told: the next ones begin after that."""
+        self._stopped = False
 
     @property
     def now_s(self) -> float:
@@ -116,9 +93,30 @@ class Engine:
         self._joining.append(decoding)
         self.wake()
 
+    def drop(self, job: PrefillJob) -> None:
+        """Nobody wants it any more. What a step in progress computes of it comes to nothing."""
+        job.tell_nobody()
+        if job in self._waiting:
+            self._waiting.remove(job)
+
+    def stop(self) -> None:
+        """For ever. What its sequences have put out by now is told; all else is lost."""
+        self._stopped = True
+        if self._end is not None:
+            self._end.cancel()
+        if self._steps is not None:
+            steps, passed_s = self._steps, self._events.now_s - self._steps.began_s
+            done = min(steps.steps, steps.times.done_within(passed_s))
+            self._step_s.frombytes(steps.times.each(done).tobytes())
+            self.busy_s += steps.times.upto(done)
+        for decoding in self._running:
+            self._put_out_gaps(decoding, decoding.joined_s + sum(self._step_s[decoding.first_step :]))
+        for decoding, _ in self.decoding(self._events.now_s):
+            decoding.request.last_token_s = decoding.token_at_s
+
     def wake(self) -> None:
         """There is more to do than before, or more blocks to do it with."""
-        if self._settling:
+        if self._settling or self._stopped:
             return
         if self._end is None:
             self._begin()
@@ -236,7 +234,7 @@ class Engine:
         if over:
             self._running = [decoding for decoding in self._running if decoding.left]
             for decoding in over:
-                self._put_out_gaps(decoding)
+                self._put_out_gaps(decoding, self._events.now_s)
                 self._finish(decoding)
 
     def _finish(self, decoding: Decoding) -> None:
@@ -247,17 +245,17 @@ class Engine:
         decoding.blocks -= blocks
         self._memory.give(blocks)
 
-    def _put_out_gaps(self, decoding: Decoding) -> None:
+    def _put_out_gaps(self, decoding: Decoding, token_at_s: float) -> None:
         """What it waited for each token since it joined; the first one since the token before."""
         gaps_s = self._step_s[decoding.first_step :]
         if gaps_s:
             gaps_s[0] += decoding.joined_s - decoding.token_at_s
             decoding.request.gaps_s.extend(gaps_s)
-            decoding.token_at_s = self._events.now_s
+            decoding.token_at_s = token_at_s
 
     def _preempt(self, decoding: Decoding) -> None:
         self.preempted += 1
-        self._put_out_gaps(decoding)
+        self._put_out_gaps(decoding, self._events.now_s)
         self._give(decoding, decoding.blocks)
         self._without_blocks.append(decoding)
 

@@ -20,7 +20,9 @@ Direction = tuple[int, bool]
 class Flow:
     """Bytes on their way from one card to another, which may still become more."""
 
-    __slots__ = ("feed_bytes_per_s", "into", "last", "left_bytes", "on_done", "out_of", "rate")
+    __slots__ = (
+        "broken", "feed_bytes_per_s", "into", "last", "left_bytes", "on_broken", "on_done", "out_of", "rate",
+    )  # fmt: skip
 
     def __init__(self, source: int, target: int) -> None:
         self.out_of: Direction = (source, False)
@@ -31,6 +33,9 @@ class Flow:
         self.last = False
         """Nothing comes after what is left."""
         self.on_done: Callable[[], None] | None = None
+        self.on_broken: Callable[[], None] | None = None
+        self.broken = False
+        """One of its ends is gone: nothing comes of what is done with it."""
 
 
 class Links:
@@ -52,14 +57,24 @@ class Links:
         self._flows.append(flow)
         return flow
 
-    def send(self, source: int, target: int, sent_bytes: float, on_done: Callable[[], None]) -> None:
-        """All at once, as fast as the cards allow."""
+    def send(
+        self,
+        source: int,
+        target: int,
+        sent_bytes: float,
+        on_done: Callable[[], None],
+        on_broken: Callable[[], None],
+    ) -> None:
+        """All at once, as fast as the cards allow. Ends with one of the two calls."""
         flow = self.open(source, target)
         flow.left_bytes = sent_bytes
+        flow.on_broken = on_broken
         self.close(flow, on_done)
 
     def feed(self, flow: Flow, more_bytes: float, feed_bytes_per_s: float) -> None:
         """`more_bytes` are to come, and from now on no faster than `feed_bytes_per_s`."""
+        if flow.broken:
+            return
         self._advance()
         flow.left_bytes += more_bytes
         flow.feed_bytes_per_s = feed_bytes_per_s
@@ -68,10 +83,32 @@ class Links:
     def close(self, flow: Flow, on_done: Callable[[], None]) -> None:
         """Nothing more comes, and what is left goes as fast as the cards allow; `on_done` once all is
         through, at the earliest as an event of its own."""
+        if flow.broken:
+            return
         flow.last = True
         flow.feed_bytes_per_s = inf
         flow.on_done = on_done
         self._advance()
+        self._share()
+
+    def cancel(self, flow: Flow) -> None:
+        """Nobody waits for it any more."""
+        if not flow.broken and flow in self._flows:
+            self._break([flow])
+
+    def drop(self, card: int) -> None:
+        """Whatever goes out of the card or into it ends there."""
+        gone = [flow for flow in self._flows if card in (flow.out_of[0], flow.into[0])]
+        self._break(gone)
+        for flow in gone:
+            if flow.on_broken is not None:
+                flow.on_broken()
+
+    def _break(self, flows: Sequence[Flow]) -> None:
+        self._advance()
+        for flow in flows:
+            flow.broken = True
+        self._flows = [flow for flow in self._flows if not flow.broken]
         self._share()
 
     def _advance(self) -> None:

@@ -16,18 +16,21 @@ from policy.core import (
     EndedRequest,
     InstanceState,
     LoadSnapshot,
+    Placement,
     QueuedRequest,
     Role,
     RunningRequest,
 )
 from policy.plan_step import StepLimits
 from simulator.batch import Decoding
-from simulator.closed_cache import ClosedCache
 from simulator.device_memory import DeviceMemory
-from simulator.engine import Engine, PrefillJob
+from simulator.engine import Engine
 from simulator.events import Events
+from simulator.links import Flow
+from simulator.node_pool import HeldPrefix, NodePool
+from simulator.prefill_job import PrefillJob
 from simulator.request import SimulatedRequest
-from simulator.setup import NodeShape
+from simulator.setup import ClusterSetup
 
 SNAPSHOTS_KEPT = 2
 """The latest that a change came after: a message takes at most one interval."""
@@ -51,7 +54,8 @@ class LoadTeller:
         self._interval_s = interval_s
         self._message_s = message_s
         self._load = load
-        self._changed_at_s = 0.0
+        self._changed_at_s = events.now_s
+        self._stopped = False
         self._told: list[Told] = []
 
     def before_change(self) -> None:
@@ -61,6 +65,11 @@ class LoadTeller:
         for moment in range(self._moment(now_s - self._message_s), latest + 1):
             self._tell(moment)
         self._changed_at_s = now_s
+
+    def stop(self) -> None:
+        """Nothing more is told than what is under way."""
+        self.before_change()
+        self._stopped = True
 
     def arrived(self) -> Told | None:
         """The latest snapshot that has come to who is told; None before the first."""
@@ -73,7 +82,8 @@ class LoadTeller:
 
     def _tell(self, moment: int) -> None:
         at_s = min(moment * self._interval_s, self._events.now_s)
-        if at_s < self._changed_at_s or (self._told and self._told[-1].moment >= moment):
+        late = at_s < self._changed_at_s or (self._told and self._told[-1].moment >= moment)
+        if late or self._stopped:
             return
         self._told = [*self._told[1 - SNAPSHOTS_KEPT :], Told(moment, self._load(at_s))]
 
@@ -83,48 +93,61 @@ class Prefilling:
     """A request that prefill has accepted and not handed over."""
 
     request: SimulatedRequest
-    decode: InstanceId
+    placement: Placement
     prefix_blocks: int
     """Cached: as placed, then as found."""
+    own_blocks: int = 0
+    """Of those, that were in this instance's pool."""
+    own: HeldPrefix | None = None
+    """Its hold on them."""
     blocks: int = 0
     """Of device memory, that it holds here."""
     held_blocks: int = 0
     """Of its prompt, that decode has already."""
     job: PrefillJob | None = None
     """Once it can be computed."""
+    flow: Flow | None = None
+    """To decode, once there is something to send."""
+    dropped: bool = False
+    """Nobody wants it any more."""
 
     @property
-    def prefix_tokens(self) -> int:
-        return self.prefix_blocks * self.request.block_tokens
+    def decode(self) -> InstanceId:
+        return self.placement.decode
 
     @property
     def new_tokens(self) -> int:
         """Still to be computed, as of the last part that is done."""
-        return self.request.prompt_tokens - self.prefix_tokens if self.job is None else self.job.new_tokens
+        if self.job is not None:
+            return self.job.new_tokens
+        return self.request.input_tokens - self.prefix_blocks * self.request.block_tokens
 
 
 class Node:
+    """One life of an instance: where it comes back after a failure it is another."""
+
     def __init__(
         self,
+        setup: ClusterSetup,
         events: Events,
         number: int,
         instance: InstanceId,
         roles: tuple[Role, ...],
-        shape: NodeShape,
-        block_tokens: int,
-        load_interval_s: float,
-        message_s: float,
+        incarnation: int,
         on_finished: Callable[[Decoding], None],
     ) -> None:
+        shape = setup.shape_of(roles)
         self.number = number
         """Of its network card."""
         self.instance = instance
         self.roles = roles
+        self.incarnation = incarnation
+        self.alive = True
         self.shape = shape
-        self.block_bytes = block_tokens * shape.kv_bytes_per_token
-        self.memory = DeviceMemory(shape.device_blocks, block_tokens)
-        self.pool = ClosedCache(shape.eviction, shape.pool_blocks, block_tokens)
-        self.teller = LoadTeller(events, load_interval_s, message_s, self._load)
+        self.block_bytes = setup.block_bytes
+        self.memory = DeviceMemory(shape.device_blocks, setup.block_tokens)
+        self.pool = NodePool(shape, setup.block_tokens)
+        self.teller = LoadTeller(events, setup.load_interval_s, setup.message_s, self.load)
         decodes = Role.DECODE in roles
         limits = StepLimits(
             tokens_max=shape.coupled_step_tokens_max if decodes else shape.prefill_step_tokens_max,
@@ -143,6 +166,12 @@ class Node:
         self.prefilled_tokens = 0
         self.cached_tokens = 0
 
+    def stop(self) -> None:
+        """It fails: what it holds is lost, and what its sequences have put out by now is told."""
+        self.teller.stop()
+        self.alive = False
+        self.engine.stop()
+
     @property
     def cost(self) -> CostCoefficients:
         """As it is announced, and as it is."""
@@ -152,14 +181,13 @@ class Node:
         self.teller.before_change()
         self.engine.cost = cost
 
-    def end(self, request: SimulatedRequest, output_tokens: int | None) -> None:
+    def end(self, request: SimulatedRequest, attempt: int, output_tokens: int | None) -> None:
         """It is not here any more; None where its answer did not come to its end."""
         self.ended_total += 1
-        self.ended.append(
-            EndedRequest(request.request_id, request.attempt, output_tokens, family=request.family)
-        )
+        self.ended.append(EndedRequest(request.request_id, attempt, output_tokens, family=request.family))
 
-    def _load(self, at_s: float) -> LoadSnapshot:
+    def load(self, at_s: float) -> LoadSnapshot:
+        """As of a time since which nothing changed."""
         decoding = self.engine.decoding(at_s)
         running = [_running(one, steps) for one, steps in decoding]
         running += [_reserved(request) for request in self.reserved]
@@ -186,10 +214,10 @@ def _queued(prefilling: Prefilling) -> QueuedRequest:
     request = prefilling.request
     return QueuedRequest(
         request.request_id,
-        request.attempt,
+        prefilling.placement.attempt,
         prefilling.decode,
         prefilling.new_tokens,
-        request.prompt_tokens - prefilling.new_tokens,
+        request.input_tokens - prefilling.new_tokens,
         request.output_tokens_max,
         priority=request.priority,
         output_tokens_expected=request.output_tokens_expected,
@@ -202,7 +230,7 @@ def _running(decoding: Decoding, steps: int) -> RunningRequest:
         request.request_id,
         request.attempt,
         kv_tokens=decoding.kv_tokens + steps,
-        output_tokens=request.output_tokens - decoding.left + steps,
+        output_tokens=request.output_tokens_left - decoding.left + steps,
         output_tokens_max=request.output_tokens_max,
         committed=True,
         priority=request.priority,
@@ -214,7 +242,7 @@ def _reserved(request: SimulatedRequest) -> RunningRequest:
     return RunningRequest(
         request.request_id,
         request.attempt,
-        kv_tokens=request.prompt_tokens,
+        kv_tokens=request.input_tokens,
         output_tokens=0,
         output_tokens_max=request.output_tokens_max,
         committed=False,

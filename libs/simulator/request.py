@@ -18,15 +18,31 @@ class SimulatedRequest:
     output_tokens: int
     """At least 1: prefill always samples a token."""
     output_tokens_max: int
+    """Of what is still to come, at least 1, as it names it."""
     block_ids: tuple[int, ...]
     """Of its full blocks: only those are ever cached."""
     block_tokens: int
     priority: int = 0
+    resumed_tokens: int = 0
+    """Of its answer, which came before its last loss: they are prefilled like prompt."""
     attempt: int = 0
     excluded: tuple[InstanceId, ...] = ()
     placement: Placement | None = None
+    decoding: bool = False
+    """Decode has taken it over, and needs its prefill no more."""
+    predicted_ttft_s: float = 0.0
+    """At its last placement before its first token."""
     cached_tokens: int = 0
+    """Of its prompt, when that was first prefilled."""
     first_token_s: float | None = None
+    last_token_s: float = 0.0
+    """When the latest token before its decode came out."""
+    losses: int = 0
+    """Of an instance that it was on."""
+    resumed: int = 0
+    """How often it went on elsewhere after its first token."""
+    recomputed_tokens: int = 0
+    """Prefilled after losses."""
     gaps_s: "array[float]" = field(default_factory=lambda: array("d"))
     ended: bool = False
 
@@ -34,6 +50,53 @@ class SimulatedRequest:
     def output_tokens_expected(self) -> int | None:
         """As its placement says."""
         return None if self.placement is None else self.placement.output_tokens_expected
+
+    @property
+    def tokens_out(self) -> int:
+        """Of its answer, as far as they are told."""
+        return 0 if self.first_token_s is None else 1 + len(self.gaps_s)
+
+    @property
+    def input_tokens(self) -> int:
+        """To prefill: its prompt and, after a loss, its answer so far."""
+        return self.prompt_tokens + self.resumed_tokens
+
+    @property
+    def output_tokens_left(self) -> int:
+        """After those of its input."""
+        return self.output_tokens - self.resumed_tokens
+
+    @property
+    def needed(self) -> tuple[InstanceId, ...]:
+        """Without any of which it cannot go on."""
+        if self.placement is None:
+            return ()
+        return (self.placement.decode,) if self.decoding else (self.placement.prefill, self.placement.decode)
+
+    def placed(self, placement: Placement) -> None:
+        self.placement = placement
+        if self.first_token_s is None:
+            self.predicted_ttft_s = placement.predicted_ttft_ms / 1e3
+        else:
+            self.resumed += 1
+
+    def place_again(self, culprit: InstanceId) -> None:
+        """Its next attempt avoids `culprit`, and goes on after the tokens that are out."""
+        self.excluded = (*self.excluded, culprit)
+        self.attempt += 1
+        self.placement = None
+        self.decoding = False
+        more = self.tokens_out - self.resumed_tokens
+        self.resumed_tokens += more
+        self.output_tokens_max -= more
+
+    def token_sampled(self, now_s: float) -> None:
+        """By a prefill."""
+        if self.first_token_s is None:
+            self.first_token_s = now_s
+        else:
+            self.gaps_s.append(now_s - self.last_token_s)
+        self.last_token_s = now_s
 
     @property
     def family(self) -> bytes:
@@ -45,7 +108,7 @@ class SimulatedRequest:
     @property
     def usable_block_ids(self) -> tuple[int, ...]:
         """What of a cached prefix it can start from: its last token is always computed."""
-        return self.block_ids[: (self.prompt_tokens - 1) // self.block_tokens]
+        return self.block_ids[: (self.input_tokens - 1) // self.block_tokens]
 
 
 def simulated(

@@ -39,6 +39,12 @@ class RequestResult:
     rejected: str | None
     """Why it was turned away; set where it was not served."""
     priority: int = 0
+    losses: int = 0
+    """Instances that failed under it."""
+    resumed: int = 0
+    """How often it went on elsewhere after its first token."""
+    recomputed_tokens: int = 0
+    """Of prompt and answer, prefilled after losses."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from math import isfinite
+from math import inf, isfinite
 
 from kvindex.core import InstanceId
 from policy.choice import PlacementLimits
@@ -22,6 +22,8 @@ from simulator.trace import TRACE_BLOCK_TOKENS
 INSTANCES_MAX = 1024
 SPEEDUP_MAX = 1000.0
 BLOCK_TOKENS_MAX = 65_536
+FAILURES_MAX = 4096
+CONDUCTORS_MAX = 64
 OUTPUT_TOKENS_LIMIT = 2048
 """What every request names as its most: a client does not know how long its answer will be. One whose answer
 is longer names that."""
@@ -47,6 +49,8 @@ class NodeShape:
     """KV of what is prefilled, reserved and decoded. All blocks are of the cluster's `block_tokens`."""
     pool_blocks: int = POOL_TOKENS // TRACE_BLOCK_TOKENS
     """Cached prefixes, in DRAM."""
+    ssd_blocks: int = 0
+    """Cached prefixes, on SSD, read as `cost` says; 0: there is none."""
     eviction: EvictionOrder = EvictionOrder.LRU
     prefill_step_tokens_max: int = 8192
     """Of an instance that only prefills, in one step."""
@@ -60,9 +64,28 @@ class NodeShape:
 
     def __post_init__(self) -> None:
         measures = asdict(self)
-        del measures["cost"], measures["eviction"]
+        del measures["cost"], measures["eviction"], measures["ssd_blocks"]
+        if self.ssd_blocks < 0:
+            raise SetupError(f"ssd_blocks: {self.ssd_blocks}, at least 0")
         _check_positive(measures)
         _check_positive({"step_per_request_s and step_fixed_s": step_s(self.cost, 1, 0)})
+
+
+@dataclass(frozen=True, slots=True)
+class NodeJoin:
+    """An instance that is not there from the start: it comes empty."""
+
+    instance: InstanceId
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFailure:
+    """An instance is gone at once, with all that it holds. It comes back empty, or never (None)."""
+
+    instance: InstanceId
+    at_s: float
+    back_at_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,12 +125,21 @@ class ClusterSetup:
     """Before a second placement, at most; twice that before each next one."""
     sample_interval_s: float = 10.0
     """Of the load over time."""
+    conductors: int = 1
+    joins: tuple[NodeJoin, ...] = ()
+    failures: tuple[NodeFailure, ...] = ()
+    lost_after_s: float = 5.0
+    """Of silence, an instance is taken as lost; one that comes back sooner, then."""
+    replacements_in_flight_max: int = 16
+    """Requests that ask for another place at once."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.prefill + self.decode + self.coupled <= INSTANCES_MAX:
             raise SetupError(f"instances: 1 to {INSTANCES_MAX} in all")
         if not self.coupled and not (self.prefill and self.decode):
             raise SetupError("instances: without coupled ones there must be both prefill and decode")
+        if not 1 <= self.conductors <= CONDUCTORS_MAX:
+            raise SetupError(f"conductors: {self.conductors}, 1 to {CONDUCTORS_MAX}")
         if not 0 < self.speedup <= SPEEDUP_MAX:
             raise SetupError(f"speedup: {self.speedup}, above 0 and at most {SPEEDUP_MAX:g}")
         _check_positive(
@@ -117,6 +149,8 @@ class ClusterSetup:
                 "load_interval_s": self.load_interval_s,
                 "sample_interval_s": self.sample_interval_s,
                 "placement_attempts_max": self.placement_attempts_max,
+                "lost_after_s": self.lost_after_s,
+                "replacements_in_flight_max": self.replacements_in_flight_max,
             }
         )
         if not 1 <= self.block_tokens <= BLOCK_TOKENS_MAX:
@@ -129,12 +163,51 @@ class ClusterSetup:
                 f"batch_requests_max, {self.node.batch_requests_max}"
             )
 
+        _check_lives(self)
+
+    @property
+    def instances(self) -> tuple[tuple[InstanceId, tuple[Role, ...]], ...]:
+        """All that there will ever be: prefill-0, …, then decode-P, …, then coupled-…"""
+        kinds = [("prefill", (Role.PREFILL,))] * self.prefill
+        kinds_of_decode = [("decode", (Role.DECODE,))] * self.decode
+        coupled = [("coupled", (Role.PREFILL, Role.DECODE))] * self.coupled
+        return tuple(
+            (InstanceId(f"{name}-{number}"), roles)
+            for number, (name, roles) in enumerate([*kinds, *kinds_of_decode, *coupled])
+        )
+
     def shape_of(self, roles: tuple[Role, ...]) -> NodeShape:
         return self.node if Role.PREFILL in roles or self.decode_node is None else self.decode_node
 
     @property
     def block_bytes(self) -> int:
         return self.block_tokens * self.node.kv_bytes_per_token
+
+
+def _check_lives(setup: ClusterSetup) -> None:
+    """Each instance joins at most once, fails only while it is there, and comes back after that."""
+    if len(setup.joins) > INSTANCES_MAX:
+        raise SetupError(f"joins: {len(setup.joins)}, at most {INSTANCES_MAX}")
+    if len(setup.failures) > FAILURES_MAX:
+        raise SetupError(f"failures: {len(setup.failures)}, at most {FAILURES_MAX}")
+    there_at_s: dict[InstanceId, float | None] = {instance: 0.0 for instance, _ in setup.instances}
+    joined: set[InstanceId] = set()
+    for join in setup.joins:
+        if join.instance not in there_at_s or join.instance in joined:
+            raise SetupError(f"joins: {join.instance!r} is no instance, or comes twice")
+        if not 0 <= join.at_s < inf:
+            raise SetupError(f"joins: {join.instance} at {join.at_s} s, at least 0")
+        joined.add(join.instance)
+        there_at_s[join.instance] = join.at_s
+    for failure in sorted(setup.failures, key=lambda failure: failure.at_s):
+        if failure.instance not in there_at_s:
+            raise SetupError(f"failures: {failure.instance!r} is no instance")
+        there = there_at_s[failure.instance]
+        if there is None or not there <= failure.at_s < inf:
+            raise SetupError(f"failures: {failure.instance} at {failure.at_s} s is not there to fail")
+        if failure.back_at_s is not None and not failure.at_s < failure.back_at_s < inf:
+            raise SetupError(f"failures: {failure.instance} back at {failure.back_at_s} s, after it failed")
+        there_at_s[failure.instance] = failure.back_at_s
 
 
 def _check_positive(values: Mapping[str, float]) -> None:

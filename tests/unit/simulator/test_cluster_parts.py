@@ -80,12 +80,16 @@ def test_rates_are_max_min_fair(ends: Sequence[tuple[int, int, float]]) -> None:
             )
 
 
+def never() -> None:
+    raise AssertionError("broken")
+
+
 def test_a_short_flow_leaves_its_share_to_the_long_one() -> None:
     events = Events()
     links = Links(events, CARD)
     done: list[tuple[str, float]] = []
-    links.send(0, 2, 1e9, lambda: done.append(("short", events.now_s)))
-    links.send(1, 2, 3e9, lambda: done.append(("long", events.now_s)))
+    links.send(0, 2, 1e9, lambda: done.append(("short", events.now_s)), never)
+    links.send(1, 2, 3e9, lambda: done.append(("long", events.now_s)), never)
     events.run()
     assert done == [("short", pytest.approx(2.0)), ("long", pytest.approx(4.0))]
     assert links.bytes_total == pytest.approx(4e9)
