@@ -18,7 +18,7 @@ from simulator.instances import Instances
 from simulator.node import Node
 from simulator.replacements import Replacements
 from simulator.request import SimulatedRequest, simulated
-from simulator.results import LoadSample, RequestResult, Served, tail_mean_s
+from simulator.results import LoadSample, RequestResult, Served, tbt_of
 from simulator.setup import (
     OUTPUT_TOKENS_LIMIT,
     AnnouncedCost,
@@ -152,7 +152,7 @@ class _Cluster:
         served = Served(
             ttft_s=first_token_s + self._setup.message_s - request.arrived_s,
             predicted_ttft_s=request.predicted_ttft_s,
-            tbt_s=tail_mean_s(request.gaps_s),
+            tbt_s=tbt_of(request.gaps_s, self._setup.tbt_measure),
             done_at_s=self._events.now_s + self._setup.message_s,
             prefill=placement.prefill,
             decode=placement.decode,

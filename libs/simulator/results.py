@@ -1,18 +1,29 @@
 """What came out: one record a request, and what is said of all of them.
 
 TTFT is from a request's arrival at the gateway to its first token there. TBT is, as in FAST'25, the mean of
-its longest tenth of gaps between tokens; an answer of one token has none. A request that was turned away met
-no target, and its TTFT counts nowhere.
+its longest tenth of gaps between tokens, where no other measure is asked for; an answer of one token has
+none. A request that was turned away met no target, and its TTFT counts nowhere.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from math import ceil
 from statistics import fmean
 
 from kvindex.core import InstanceId
 
 TBT_SHARE = 0.1
+
+
+class TbtMeasure(StrEnum):
+    """What is said of the gaps between the tokens of one request."""
+
+    TAIL = "tail"
+    """The mean of the longest tenth: FAST'25."""
+    P90 = "p90"
+    """The one that a tenth of them are longer than."""
+    MEAN = "mean"
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +99,19 @@ class Summary:
     tbt_s: Distribution | None
     hit_rate: float
     """Prompt tokens that were cached, of all that were served."""
+
+
+def tbt_of(gaps_s: Sequence[float], measure: TbtMeasure) -> float | None:
+    """None where there is no gap."""
+    if not gaps_s:
+        return None
+    match measure:
+        case TbtMeasure.TAIL:
+            return tail_mean_s(gaps_s)
+        case TbtMeasure.P90:
+            return sorted(gaps_s)[-int(TBT_SHARE * len(gaps_s)) - 1]
+        case TbtMeasure.MEAN:
+            return fmean(gaps_s)
 
 
 def tail_mean_s(gaps_s: Sequence[float]) -> float | None:

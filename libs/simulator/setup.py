@@ -17,6 +17,7 @@ from simulator.reference_hardware import (
     POOL_TOKENS,
     REFERENCE_COST,
 )
+from simulator.results import TbtMeasure
 from simulator.trace import TRACE_BLOCK_TOKENS
 
 INSTANCES_MAX = 1024
@@ -115,6 +116,8 @@ class ClusterSetup:
     speedup: float = 1.0
     ttft_s_max: float = 30.0
     tbt_s_max: float = 0.1
+    tbt_measure: TbtMeasure = TbtMeasure.TAIL
+    """Of a request's gaps, held against the target and told."""
     seed: int = 0
     message_s: float = 0.0005
     """Any message, from sender to receiver."""

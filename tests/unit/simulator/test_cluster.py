@@ -9,7 +9,7 @@ from tests.support.simulated_clusters import ROUND_COST, ROUND_NODE, round_setup
 
 from policy.choice import AdmissionMode, PlacementLimits
 from simulator.cluster import REFUSED, TOO_LONG, SimulatedRun, simulate_cluster
-from simulator.results import Served, tail_mean_s
+from simulator.results import Served, TbtMeasure, tail_mean_s, tbt_of
 from simulator.setup import ClusterSetup, SetupError
 from simulator.trace import TracedRequest
 
@@ -127,6 +127,17 @@ def test_a_tenth_of_the_gaps_is_counted_and_at_least_one() -> None:
     assert tail_mean_s([]) is None
     assert tail_mean_s([3.0, 1.0]) == 3.0
     assert tail_mean_s([1.0] * 9 + [5.0, 4.0]) == 4.5
+
+
+def test_gaps_are_measured_as_asked() -> None:
+    gaps_s = [1.0] * 17 + [3.0, 5.0, 4.0]
+    assert tbt_of(gaps_s, TbtMeasure.TAIL) == 4.5
+    # Two of twenty are longer.
+    assert tbt_of(gaps_s, TbtMeasure.P90) == 3.0
+    assert tbt_of(gaps_s, TbtMeasure.MEAN) == pytest.approx(29 / 20)
+    for measure in TbtMeasure:
+        assert tbt_of([], measure) is None
+        assert tbt_of([2.0], measure) == 2.0
 
 
 def test_a_target_that_cannot_be_met_is_refused_before_any_work() -> None:
