@@ -20,14 +20,15 @@ from dataclasses import dataclass, replace
 from math import exp, log
 
 from policy.core import CostCoefficients
-from policy.cost import StepWork, step_terms
+from policy.cost import StepWork, in_one_step, step_terms
 
 GAIN = 0.1
 """How much of what one observation is off is learnt, once there were 1 / GAIN of them; before, the mean."""
 RATIO_MAX = 1.5
 """One observation counts as at most so many times too long or too short."""
-FACTOR_MAX = 4.0
-"""A profile is at most so many times too low or too high: beyond that the factor is not to be trusted."""
+FACTOR_MAX = 16.0
+"""A profile is at most so many times too low or too high. Steps of a small model take under a millisecond in
+the profile, and live, on a busy machine, ten times as long."""
 SAMPLES_MIN = 8
 """With fewer observations the profile is announced as it is."""
 HALF_LIFE_S = 300.0
@@ -94,8 +95,8 @@ def step_observed(
 ) -> Corrections:
     """A step of `work` took `elapsed_s`; `cost` is the profile."""
     prefill, step = corrections.prefill, corrections.step
-    terms_s = _scaled(step_terms(cost, work), prefill.logs + step.logs)
-    moves = _moves(terms_s, elapsed_s)
+    a, b, c, d, e, f = _scaled(step_terms(cost, work), prefill.logs + step.logs)
+    moves = _moves(in_one_step((a, b, c, d, e, f)), elapsed_s)
     if moves is None:
         return corrections
     return replace(

@@ -50,23 +50,29 @@ tokens of decode."""
 
 
 def step_terms(cost: CostCoefficients, work: StepWork) -> StepTerms:
-    """A step that decodes only takes `step_s`, one chunk alone `prefill_s`. One that does both, or has
-    several chunks, goes through the model once: of the fixed parts only the larger one counts."""
-    prefill_fixed_s = cost.prefill_fixed_s if work.chunk_tokens else 0.0
-    step_fixed_s = cost.step_fixed_s if work.decodes else 0.0
+    """What its chunks and its decodes would take, each in a step of their own."""
     return (
-        prefill_fixed_s if prefill_fixed_s >= step_fixed_s else 0.0,
+        cost.prefill_fixed_s if work.chunk_tokens else 0.0,
         cost.prefill_per_token_s * work.chunk_tokens,
         cost.prefill_per_token_pair_s * work.chunk_pairs,
-        step_fixed_s if step_fixed_s > prefill_fixed_s else 0.0,
+        cost.step_fixed_s if work.decodes else 0.0,
         cost.step_per_request_s * work.decodes,
         cost.step_per_kv_token_s * work.kv_tokens,
     )
 
 
+def in_one_step(terms: StepTerms) -> StepTerms:
+    """A step that does both goes through the model once: of the fixed parts only the larger one counts."""
+    prefill_fixed_s, tokens_s, pairs_s, step_fixed_s, requests_s, kv_s = terms
+    if prefill_fixed_s >= step_fixed_s:
+        return (prefill_fixed_s, tokens_s, pairs_s, 0.0, requests_s, kv_s)
+    return (0.0, tokens_s, pairs_s, step_fixed_s, requests_s, kv_s)
+
+
 def work_s(cost: CostCoefficients, work: StepWork) -> float:
-    """Time of one step that decodes, computes chunks of prompts, or both."""
-    return sum(step_terms(cost, work))
+    """Time of one step: `step_s` where it only decodes, `prefill_s` where it only computes one chunk, and in
+    between where it does both or has several chunks."""
+    return sum(in_one_step(step_terms(cost, work)))
 
 
 def transfer_s(cost: CostCoefficients, transfer_bytes: int) -> float:

@@ -4,7 +4,8 @@ Owns the corrections of `policy.correct` and their metrics. Does not know where 
 does the work reports it, once a step, a transfer or a first token.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from enum import StrEnum
 
 from prometheus_client import CollectorRegistry
@@ -45,6 +46,13 @@ class CostMeter:
         self._errors = PredictionErrors(registry, list(Predicted))
         self._corrections = Corrections()
         self._announced: CostCoefficients | None = None
+        self._transfers = 0
+        self._transfers_begun = 0
+
+    @property
+    def announced(self) -> CostCoefficients | None:
+        """As announced last: what others decide by."""
+        return self._announced
 
     def announce(self) -> CostCoefficients | None:
         """The corrected cost. What comes next is compared with it."""
@@ -61,15 +69,20 @@ class CostMeter:
         self._errors.observe(kind, work_s(announced, work), elapsed_s)
         self._corrections = step_observed(self._corrections, profile, work, elapsed_s, self._now_s())
 
-    def transferred(self, transfer_bytes: int, elapsed_s: float) -> None:
-        """One write to, or one read from, another instance."""
-        profile, announced = self._profile(), self._announced
-        if profile is None or announced is None:
-            return
-        self._errors.observe(Predicted.TRANSFER, transfer_s(announced, transfer_bytes), elapsed_s)
-        self._corrections = transfer_observed(
-            self._corrections, profile, transfer_bytes, elapsed_s, self._now_s()
-        )
+    @contextmanager
+    def transfer(self, transfer_bytes: int) -> Iterator[None]:
+        """Measures one write to, or one read from, another instance. One that fails, or that others went on
+        beside, says nothing of what a transfer takes."""
+        started_s, alone = self._now_s(), not self._transfers
+        self._transfers += 1
+        self._transfers_begun += 1
+        begun = self._transfers_begun
+        try:
+            yield
+        finally:
+            self._transfers -= 1
+        if alone and begun == self._transfers_begun:
+            self._transferred(transfer_bytes, self._now_s() - started_s)
 
     def first_token(self, new_tokens: int, prefix_tokens: int, elapsed_s: float) -> None:
         """Of a request that waited for no other and fetched nothing: `elapsed_s` since its placement was
@@ -78,3 +91,12 @@ class CostMeter:
         if announced is not None:
             beside_s = elapsed_s - prefill_s(announced, new_tokens, prefix_tokens)
             self._corrections = first_token_observed(self._corrections, beside_s, self._now_s())
+
+    def _transferred(self, transfer_bytes: int, elapsed_s: float) -> None:
+        profile, announced = self._profile(), self._announced
+        if profile is None or announced is None:
+            return
+        self._errors.observe(Predicted.TRANSFER, transfer_s(announced, transfer_bytes), elapsed_s)
+        self._corrections = transfer_observed(
+            self._corrections, profile, transfer_bytes, elapsed_s, self._now_s()
+        )

@@ -6,6 +6,7 @@ layers are computed, so many in a write that it is worth one, the last partial b
 
 import asyncio
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import numpy as np
@@ -35,8 +36,8 @@ class Source:
     layout: KVLayout
     checksums: bool
     write_bytes_min: int = WRITE_BYTES_MIN
-    transferred: Callable[[int, float], None] = lambda transfer_bytes, elapsed_s: None
-    """Hears of each write that went through at once."""
+    measured: Callable[[int], AbstractContextManager[None]] = lambda transfer_bytes: nullcontext()
+    """Held around each write of so many bytes."""
 
 
 class Handover:
@@ -107,19 +108,18 @@ class Handover:
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + WRITE_S_MAX
         tries_left = WRITE_TRIES_MAX
+        write_bytes = int(local[:, 1].sum())
         while True:
             tries_left -= 1
-            started_s = loop.time()
             try:
-                written = await self._peer.write(
-                    self._source.region,
-                    local,
-                    self._reserved.grant,
-                    remote,
-                    timeout_s=deadline_s - started_s,
-                )
-                self._source.transferred(written.payload_bytes, loop.time() - started_s)
-                return written
+                with self._source.measured(write_bytes):
+                    return await self._peer.write(
+                        self._source.region,
+                        local,
+                        self._reserved.grant,
+                        remote,
+                        timeout_s=deadline_s - loop.time(),
+                    )
             except RetryableTransferError:
                 if not tries_left or loop.time() >= deadline_s:
                     raise

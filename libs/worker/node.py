@@ -91,7 +91,7 @@ class Node:
             self.region,
             self.layout,
             config.checksums,
-            transferred=self.cost_meter.transferred,
+            measured=self.cost_meter.transfer,
         )
         limits = StepLimits(config.step_tokens_max, config.batch_requests_max)
         self.swap_slots = SwapSlots(config.swap_bytes // self.layout.block_bytes)

@@ -99,14 +99,12 @@ class PrefixSource:
         tries_left = READ_TRIES_MAX
         while True:
             tries_left -= 1
-            started_s = node.now_s()
-            timeout_s = pinned.ends_at_s - started_s
+            timeout_s = pinned.ends_at_s - node.now_s()
             try:
-                read = await pinned.peer.read(
-                    node.region, local, pinned.grant, remote, timeout_s=timeout_s, verify=True
-                )
-                node.cost_meter.transferred(read.payload_bytes, node.now_s() - started_s)
-                return read
+                with node.cost_meter.transfer(len(block_ids) * block_bytes):
+                    return await pinned.peer.read(
+                        node.region, local, pinned.grant, remote, timeout_s=timeout_s, verify=True
+                    )
             except TransferTimeout as error:
                 raise SourceError(FetchFailure.TIMEOUT, str(error)) from error
             except RetryableTransferError as error:
