@@ -15,6 +15,8 @@ NODE_BYTES_PER_S = 100e9
 """800 Gbps."""
 HOST_BYTES_PER_S = 128e9
 """Between DRAM and device memory."""
+SSD_BYTES_PER_S = 3e9
+"""Of a node, read: what Mooncake's authors take for theirs."""
 
 WEIGHTS = 68_976_648_192
 """Of LLaMA2-70B, as published."""
@@ -47,6 +49,7 @@ def reference_cost(efficiency: float = 1.0) -> CostCoefficients:
         step_per_kv_token_s=KV_BYTES_PER_TOKEN / bytes_per_s,
         transfer_fixed_s=0.0,
         transfer_bytes_per_s=NODE_BYTES_PER_S,
+        ssd_bytes_per_s=SSD_BYTES_PER_S,
     )
 
 

@@ -10,7 +10,8 @@ counted (`simulator.parallelism`), also for 8.
 `--json` prints one object:
 
     {"trace": path, "dataset": name, "rate", "reuse": bool, "seed", "requests", "gpus", "policy", "admission",
-     "model", "efficiency", "pool_tokens", "ttft_s_max", "tbt_s_max", "attainment_min", "tolerance",
+     "model", "efficiency", "pool_tokens", "ssd_tokens", "conductors", "ttft_s_max", "tbt_s_max",
+     "tbt_measure", "attainment_min", "tolerance",
      "best": index into `splits` or null,
      "splits": [{"gpus_per_instance", "prefill", "decode", "coupled", "gpus", "speedup", "offered_per_s",
                  "attainment", "goodput_per_s", "goodput_per_gpu_s", "hit_rate", "ttft_s": D, "tbt_s": D,
@@ -51,6 +52,7 @@ from simulator.planning import (
     best_of,
     splits_of,
 )
+from simulator.results import TbtMeasure
 from simulator.setup import INSTANCES_MAX, SPEEDUP_MAX, ClusterSetup, NodeShape, SetupError
 
 GPUS_MAX = INSTANCES_MAX * NODE_GPUS
@@ -160,6 +162,8 @@ def run(options: argparse.Namespace) -> int:
             placement=placement_limits(options),
             ttft_s_max=options.ttft_s,
             tbt_s_max=options.tbt_s,
+            tbt_measure=TbtMeasure(options.tbt_measure),
+            conductors=options.conductors,
             seed=options.seed,
         )
     except SetupError as error:
@@ -247,8 +251,11 @@ def as_object(
         "model": options.model,
         "efficiency": options.efficiency,
         "pool_tokens": options.pool_tokens,
+        "ssd_tokens": options.ssd_tokens,
+        "conductors": options.conductors,
         "ttft_s_max": options.ttft_s,
         "tbt_s_max": options.tbt_s,
+        "tbt_measure": options.tbt_measure,
         "attainment_min": options.attainment,
         "tolerance": options.tolerance,
         "best": None if best is None else planned.index(best),

@@ -7,7 +7,9 @@ arguments print the same bytes.
 
     {"trace": path, "dataset": name, "rate", "reuse": bool, "seed",
      "prefill", "decode", "coupled": instances, "policy", "admission", "speedup",
-     "model", "efficiency", "pool_tokens", "ttft_s_max", "tbt_s_max",
+     "model", "efficiency", "pool_tokens", "ssd_tokens", "conductors",
+     "failures": [{"instance", "at_s", "back_at_s"}, …], "joins": [{"instance", "at_s"}, …],
+     "ttft_s_max", "tbt_s_max", "tbt_measure": "tail", "p90" or "mean",
      "requests", "served", "rejected": {reason: requests}, "in_targets", "ttft_in_target", "tbt_in_target",
      "duration_s", "goodput_per_s", "ttft_s": D, "ttft_error": D, "tbt_s": D, "hit_rate",
      "preempted", "evicted_blocks", "moved_bytes", "busy": {instance: share}, "events",
@@ -31,6 +33,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
+from kvindex.core import InstanceId
 from moonpool.arguments import Command, positive, whole_number
 from moonpool.errors import EXIT_OK, CommandError, UsageError
 from moonpool.simulations.cluster_options import (
@@ -49,8 +52,8 @@ from moonpool.simulations.workload import (
 from moonpool.table import format_table
 from policy.choice import AdmissionMode
 from simulator.cluster import SimulatedRun, simulate_cluster
-from simulator.results import Distribution, RequestResult, Summary, summary
-from simulator.setup import INSTANCES_MAX, SPEEDUP_MAX, ClusterSetup, SetupError
+from simulator.results import Distribution, RequestResult, Summary, TbtMeasure, summary
+from simulator.setup import INSTANCES_MAX, SPEEDUP_MAX, ClusterSetup, NodeFailure, NodeJoin, SetupError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -69,7 +72,46 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="X",
         help="arrivals, so many times as fast",
     )
+    parser.add_argument(
+        "--fail",
+        type=failure,
+        action="append",
+        default=[],
+        metavar="INSTANCE@S[:S]",
+        help="an instance (prefill-0, decode-1, coupled-2, numbered over all) is gone at a time, and back at "
+        "a later one or never; may be given several times",
+    )
+    parser.add_argument(
+        "--join",
+        type=join,
+        action="append",
+        default=[],
+        metavar="INSTANCE@S",
+        help="an instance comes at a time, empty; may be given several times",
+    )
     add_cluster_arguments(parser, AdmissionMode.PREDICTIVE)
+
+
+def failure(text: str) -> NodeFailure:
+    """An argparse type."""
+    name, _, times = text.rpartition("@")
+    at_s, colon, back_at_s = times.partition(":")
+    return NodeFailure(InstanceId(name), _moment(at_s, text), _moment(back_at_s, text) if colon else None)
+
+
+def join(text: str) -> NodeJoin:
+    """An argparse type."""
+    name, _, at_s = text.rpartition("@")
+    return NodeJoin(InstanceId(name), _moment(at_s, text))
+
+
+def _moment(at_s: str, text: str) -> float:
+    try:
+        return float(at_s)
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"must look like prefill-0@60 or prefill-0@60:120, not {text!r}"
+        ) from None
 
 
 def run(options: argparse.Namespace) -> int:
@@ -107,7 +149,11 @@ def setup_of(options: argparse.Namespace) -> ClusterSetup:
         speedup=options.speedup,
         ttft_s_max=options.ttft_s,
         tbt_s_max=options.tbt_s,
+        tbt_measure=TbtMeasure(options.tbt_measure),
         seed=options.seed,
+        conductors=options.conductors,
+        failures=tuple(options.fail),
+        joins=tuple(options.join),
     )
 
 
@@ -124,8 +170,13 @@ def as_object(options: argparse.Namespace, run: SimulatedRun, told: Summary) -> 
         "model": options.model,
         "efficiency": options.efficiency,
         "pool_tokens": options.pool_tokens,
+        "ssd_tokens": options.ssd_tokens,
+        "conductors": options.conductors,
+        "failures": [asdict(one) for one in options.fail],
+        "joins": [asdict(one) for one in options.join],
         "ttft_s_max": options.ttft_s,
         "tbt_s_max": options.tbt_s,
+        "tbt_measure": options.tbt_measure,
         **asdict(told),
         "preempted": run.preempted,
         "evicted_blocks": run.evicted_blocks,

@@ -7,7 +7,8 @@ from moonpool.arguments import positive, seconds, whole_number
 from policy.choice import AdmissionMode, PlacementLimits, Strategy
 from policy.evict import EvictionOrder
 from simulator.reference_hardware import POOL_TOKENS, reference_cost
-from simulator.setup import ClusterSetup, NodeShape
+from simulator.results import TbtMeasure
+from simulator.setup import CONDUCTORS_MAX, ClusterSetup, NodeShape
 from simulator.trace import TRACE_BLOCK_TOKENS
 
 MODEL = "llama2-70b-a800"
@@ -46,6 +47,13 @@ def add_cluster_arguments(parser: argparse.ArgumentParser, admission: AdmissionM
         help=f"cached prefixes of an instance, in DRAM (default {POOL_TOKENS})",
     )
     parser.add_argument(
+        "--ssd-tokens",
+        type=whole_number(0, TOKENS_MAX),
+        default=0,
+        metavar="N",
+        help="cached prefixes of an instance, on SSD (default none)",
+    )
+    parser.add_argument(
         "--eviction",
         choices=[*EvictionOrder],
         default=EvictionOrder.LRU.value,
@@ -61,6 +69,20 @@ def add_cluster_arguments(parser: argparse.ArgumentParser, admission: AdmissionM
     parser.add_argument("--ttft-s", type=target, default=DEFAULTS.ttft_s_max, metavar="S", help="target")
     parser.add_argument("--tbt-s", type=target, default=DEFAULTS.tbt_s_max, metavar="S", help="target")
     parser.add_argument(
+        "--tbt-measure",
+        choices=[*TbtMeasure],
+        default=DEFAULTS.tbt_measure.value,
+        help="of a request's gaps between tokens: the mean of the longest tenth, as FAST'25 has it, the one "
+        "that a tenth are longer than, or the mean of all",
+    )
+    parser.add_argument(
+        "--conductors",
+        type=whole_number(1, CONDUCTORS_MAX),
+        default=DEFAULTS.conductors,
+        metavar="N",
+        help="that place requests in turn",
+    )
+    parser.add_argument(
         "--balancing-threshold",
         type=positive(THRESHOLD_MAX),
         default=DEFAULTS.placement.kvcache_balancing_threshold,
@@ -74,6 +96,7 @@ def node_shape(options: argparse.Namespace) -> NodeShape:
     return NodeShape(
         cost=reference_cost(options.efficiency),
         pool_blocks=max(1, options.pool_tokens // TRACE_BLOCK_TOKENS),
+        ssd_blocks=options.ssd_tokens // TRACE_BLOCK_TOKENS,
         eviction=EvictionOrder(options.eviction),
         coupled_step_tokens_max=options.step_tokens,
     )

@@ -30,8 +30,13 @@ KEYS = [
     "model",
     "efficiency",
     "pool_tokens",
+    "ssd_tokens",
+    "conductors",
+    "failures",
+    "joins",
     "ttft_s_max",
     "tbt_s_max",
+    "tbt_measure",
     "requests",
     "served",
     "rejected",
@@ -145,6 +150,11 @@ def test_the_table_names_measures(words, capsys):
         (["--step-tokens", "100"], 2, "--step-tokens"),
         (["--decode", "0"], 2, "--prefill and --decode must both be at least 1, or --coupled must be"),
         (["--coupled", "4097"], 2, "--coupled"),
+        (["--fail", "prefill-0"], 2, "--fail"),
+        (["--fail", "prefill-0@soon"], 2, "prefill-0@60"),
+        (["--fail", "prefill-9@1"], 1, "prefill-9"),
+        (["--join", "nobody@1"], 1, "nobody"),
+        (["--conductors", "0"], 2, "--conductors"),
         (["--trace", "/nonexistent"], 1, "/nonexistent"),
     ],
 )
@@ -157,6 +167,34 @@ def test_what_makes_no_sense_is_refused_in_one_line(words, capsys, more, status,
     error = capsys.readouterr().err
     assert said in error
     assert error.count("\n") == 1
+
+
+def test_instances_fail_and_join_when_they_are_told_to(words, capsys):
+    told = ["--fail", "prefill-0@1:2.5", "--fail", "prefill-1@6", "--join", "decode-2@0.5"]
+    found = printed([*words, *told], capsys)
+    assert found["failures"] == [
+        {"instance": "prefill-0", "at_s": 1.0, "back_at_s": 2.5},
+        {"instance": "prefill-1", "at_s": 6.0, "back_at_s": None},
+    ]
+    assert found["joins"] == [{"instance": "decode-2", "at_s": 0.5}]
+    # With no decode there at all the first request finds no place.
+    assert found["rejected"] != {}
+    # Both that prefill are gone before the second one comes.
+    nobody = printed([*words, "--fail", "prefill-0@1", "--fail", "prefill-1@1"], capsys)
+    assert (nobody["served"], sum(nobody["rejected"].values())) == (1, 1)
+
+
+def test_several_conductors_and_an_ssd_serve_the_same(words, capsys):
+    found = printed([*words, "--conductors", "3", "--ssd-tokens", "51200", "--pool-tokens", "512"], capsys)
+    assert (found["conductors"], found["ssd_tokens"], found["served"]) == (3, 51200, 2)
+
+
+def test_the_measure_of_gaps_is_the_one_asked_for(words, capsys):
+    tail, p90, mean = (
+        printed([*words, "--tbt-measure", measure], capsys)["tbt_s"]["mean"]
+        for measure in ("tail", "p90", "mean")
+    )
+    assert tail >= p90 > mean
 
 
 def test_the_word_cluster_can_be_left_out(words, capsys):
