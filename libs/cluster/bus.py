@@ -31,6 +31,10 @@ sent one by one, as they are made; it is closed in the end.
 A handler that raises is logged and counted, and the asker gets HandlerFailed."""
 
 
+Take = Callable[[Received], None]
+"""One that raises is logged and counted."""
+
+
 class Subscription(Protocol):
     async def unsubscribe(self) -> None:
         """No handler starts after this returns; those that run are finished first."""
@@ -84,6 +88,13 @@ class Bus(Protocol):
         """Run `handler` on each message, at most `concurrency_max` at once; 1 keeps their order.
 
         More than `pending_max` waiting messages are dropped, counted and logged. Malformed ones too.
+        """
+
+    async def follow(self, subject: str, take: Take, *, pending_max: int = 4096) -> Subscription:
+        """Have `take` called with each message as it comes, in their order; an asker hears only of a failure.
+
+        For what is taken in without a wait: however many handlers run, it does not fall behind, where one
+        of `concurrency_max` 1 has a turn of the event loop for each of its messages. Bounded as `subscribe`.
         """
 
     async def flush(self, *, timeout_s: float) -> None:

@@ -11,9 +11,10 @@ import time
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass
+from typing import Protocol
 
 from cluster import subjects, wire
-from cluster.bus import Handler, Received, Reply
+from cluster.bus import Handler, Received, Reply, Take
 from cluster.errors import MoonpoolError, ProtocolError, RetryableError
 from cluster.logs import Logger
 from cluster.messages import HandlerFailed
@@ -23,6 +24,9 @@ from kvindex.core import InstanceId
 
 SEQUENCES_MAX = 65_536
 """Subjects whose `seq` is remembered; the one longest unused starts again at 1."""
+
+TAKEN_AT_ONCE_MAX = 64
+"""Messages of one subscription that are taken in before others have their turn."""
 
 TRACE_HEADER = "traceparent"
 
@@ -56,6 +60,52 @@ class RawMessage:
     traceparent: str | None
     respond: Respond | None
     """None where nobody waits for an answer."""
+
+
+class Runner(Protocol):
+    """What a subscription gives its messages to, one after the other."""
+
+    async def deliver(self, raw: RawMessage) -> None:
+        """Return once the next one may come: waiting here is what keeps the rest in the queue."""
+
+    async def stop(self, timeout_s: float | None = None) -> None:
+        """Begin no more; wait for what runs, then cancel what `timeout_s` did not end."""
+
+
+class InOrderRunner:
+    """Calls `take` with each message before the next one is looked at."""
+
+    def __init__(self, take: Take, stamp: Stamp, metrics: ServiceMetrics, log: Logger) -> None:
+        self._take = take
+        self._stamp = stamp
+        self._metrics = metrics
+        self._log = log
+        self._stopped = False
+        self._taken = 0
+
+    async def deliver(self, raw: RawMessage) -> None:
+        if self._stopped:
+            return
+        failed = self._failed(raw)
+        if failed is not None and raw.respond is not None:
+            with contextlib.suppress(MoonpoolError):
+                await raw.respond(self._stamp.encode_reply(failed, 1))
+        self._taken += 1
+        if self._taken % TAKEN_AT_ONCE_MAX == 0:
+            await asyncio.sleep(0)
+
+    async def stop(self, timeout_s: float | None = None) -> None:
+        self._stopped = True
+
+    def _failed(self, raw: RawMessage) -> HandlerFailed | None:
+        received = _received(raw, self._metrics, self._log)
+        if isinstance(received, HandlerFailed):
+            return received
+        try:
+            self._take(received)
+        except Exception as error:
+            return _count_failure(received, error, self._metrics, self._log)
+        return None
 
 
 class HandlerRunner:
@@ -99,7 +149,7 @@ class HandlerRunner:
         self._places.release()
 
     async def _run(self, raw: RawMessage) -> None:
-        replies = await self._replies(raw, subjects.family(raw.subject))
+        replies = await self._replies(raw)
         if raw.respond is None:
             return
         try:
@@ -128,52 +178,60 @@ class HandlerRunner:
         await respond(self._stamp.encode_reply(reply, seq))
         self._metrics.bus_sent.labels("reply").inc()
 
-    async def _replies(
-        self, raw: RawMessage, family: str
-    ) -> tuple[object, ...] | AsyncGenerator[object, None]:
+    async def _replies(self, raw: RawMessage) -> tuple[object, ...] | AsyncGenerator[object, None]:
+        received = _received(raw, self._metrics, self._log)
+        if isinstance(received, HandlerFailed):
+            return (received,)
         try:
-            envelope, body = wire.decode(raw.data)
-        except ProtocolError as error:
-            self._metrics.bus_dropped.labels(family, "malformed").inc()
-            self._log.warning("message dropped", subject=raw.subject, reason="malformed", error=error)
-            return (HandlerFailed(str(error)),)
-        self._metrics.bus_received.labels(family).inc()
-        trace = TraceContext.parse(raw.traceparent) if raw.traceparent else None
-        try:
-            reply = await self._handler(Received(raw.subject, envelope, body, trace))
+            reply = await self._handler(received)
         except Exception as error:
-            return (self._failed(raw.subject, family, envelope.kind, error),)
+            return (_count_failure(received, error, self._metrics, self._log),)
         if isinstance(reply, AsyncIterator):
-            return self._made(reply, raw.subject, family, envelope.kind)
+            return self._made(reply, received)
         return _as_tuple(reply)
 
-    async def _made(
-        self, replies: AsyncIterator[object], subject: str, family: str, kind: str
-    ) -> AsyncGenerator[object, None]:
+    async def _made(self, replies: AsyncIterator[object], received: Received) -> AsyncGenerator[object, None]:
         """The replies, and at the end that the handler has failed, if making one did."""
         try:
             async for reply in replies:
                 yield reply
         except Exception as error:
-            yield self._failed(subject, family, kind, error)
+            yield _count_failure(received, error, self._metrics, self._log)
         finally:
             if isinstance(replies, AsyncGenerator):
                 await replies.aclose()
 
-    def _failed(self, subject: str, family: str, kind: str, error: Exception) -> HandlerFailed:
-        self._log_failure(subject, family, kind, error)
-        return HandlerFailed(f"{type(error).__name__}: {error}")
 
-    def _log_failure(self, subject: str, family: str, kind: str, error: Exception) -> None:
-        if isinstance(error, ProtocolError):
-            self._metrics.bus_dropped.labels(family, "refused").inc()
-            self._log.warning("message dropped", subject=subject, kind=kind, reason="refused", error=error)
-            return
-        self._metrics.bus_handler_failures.labels(family).inc()
+def _received(raw: RawMessage, metrics: ServiceMetrics, log: Logger) -> Received | HandlerFailed:
+    """The message, counted; what its sender is told where it is malformed."""
+    family = subjects.family(raw.subject)
+    try:
+        envelope, body = wire.decode(raw.data)
+    except ProtocolError as error:
+        metrics.bus_dropped.labels(family, "malformed").inc()
+        log.warning("message dropped", subject=raw.subject, reason="malformed", error=error)
+        return HandlerFailed(str(error))
+    metrics.bus_received.labels(family).inc()
+    trace = TraceContext.parse(raw.traceparent) if raw.traceparent else None
+    return Received(raw.subject, envelope, body, trace)
+
+
+def _count_failure(
+    received: Received, error: Exception, metrics: ServiceMetrics, log: Logger
+) -> HandlerFailed:
+    """What its sender is told of a message that could not be handled."""
+    subject, kind = received.subject, received.envelope.kind
+    family = subjects.family(subject)
+    if isinstance(error, ProtocolError):
+        metrics.bus_dropped.labels(family, "refused").inc()
+        log.warning("message dropped", subject=subject, kind=kind, reason="refused", error=error)
+    else:
+        metrics.bus_handler_failures.labels(family).inc()
         if isinstance(error, MoonpoolError):
-            self._log.warning("handler failed", subject=subject, kind=kind, error=error)
+            log.warning("handler failed", subject=subject, kind=kind, error=error)
         else:
-            self._log.exception("handler failed", error, subject=subject, kind=kind)
+            log.exception("handler failed", error, subject=subject, kind=kind)
+    return HandlerFailed(f"{type(error).__name__}: {error}")
 
 
 def tell_connection(callbacks: Iterable[Callable[[bool], None]], connected: bool, log: Logger) -> None:

@@ -13,8 +13,16 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription as ClientSubscription
 
 from cluster import subjects
-from cluster.bus import Handler
-from cluster.delivery import TRACE_HEADER, HandlerRunner, RawMessage, Stamp, read_reply
+from cluster.bus import Handler, Take
+from cluster.delivery import (
+    TRACE_HEADER,
+    HandlerRunner,
+    InOrderRunner,
+    RawMessage,
+    Runner,
+    Stamp,
+    read_reply,
+)
 from cluster.errors import DeadlineError, DisconnectedError, NoResponderError
 from cluster.logs import Logger, without_credentials
 from cluster.metrics import ServiceMetrics
@@ -107,6 +115,25 @@ class NatsBus:
         pending_max: int = 4096,
     ) -> "_NatsSubscription":
         runner = HandlerRunner(handler, concurrency_max, self._stamp, self._metrics, self._log)
+        return await self._subscribed(subject, queue, pending_max, runner)
+
+    async def follow(self, subject: str, take: Take, *, pending_max: int = 4096) -> "_NatsSubscription":
+        return await self._subscribed(
+            subject, "", pending_max, InOrderRunner(take, self._stamp, self._metrics, self._log)
+        )
+
+    async def flush(self, *, timeout_s: float) -> None:
+        await self._connection.flush(timeout_s)
+
+    async def close(self) -> None:
+        """Let running handlers end (at most HANDLERS_CLOSE_S_MAX), send what is buffered, disconnect."""
+        stops = [subscription.stop(HANDLERS_CLOSE_S_MAX) for subscription in tuple(self._subscriptions)]
+        await asyncio.gather(*stops)
+        await self._connection.close()
+
+    async def _subscribed(
+        self, subject: str, queue: str, pending_max: int, runner: Runner
+    ) -> "_NatsSubscription":
         subscription = _NatsSubscription(
             subject, queue, pending_max, runner, self._respond, self._subscriptions.discard
         )
@@ -120,15 +147,6 @@ class NatsBus:
             # The client is being replaced; the next one takes all subscriptions.
             self._log.warning("subscribed while the bus is down", subject=subject, error=error)
         return subscription
-
-    async def flush(self, *, timeout_s: float) -> None:
-        await self._connection.flush(timeout_s)
-
-    async def close(self) -> None:
-        """Let running handlers end (at most HANDLERS_CLOSE_S_MAX), send what is buffered, disconnect."""
-        stops = [subscription.stop(HANDLERS_CLOSE_S_MAX) for subscription in tuple(self._subscriptions)]
-        await asyncio.gather(*stops)
-        await self._connection.close()
 
     async def _replies(
         self, subject: str, body: object, timeout_s: float, trace: TraceContext | None
@@ -208,7 +226,7 @@ class _NatsSubscription:
         subject: str,
         queue: str,
         pending_max: int,
-        runner: HandlerRunner,
+        runner: Runner,
         respond: Callable[[str, bytes], Awaitable[None]],
         forget: Callable[["_NatsSubscription"], None],
     ) -> None:

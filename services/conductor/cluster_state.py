@@ -57,10 +57,8 @@ class ClusterState:
 
     async def start(self) -> None:
         """Follow loads and decisions from now on."""
-        await self._bus.subscribe(
-            subjects.LOAD_ALL, self._on_load, concurrency_max=1, pending_max=LOADS_PENDING_MAX
-        )
-        await self._bus.subscribe(subjects.DECISION, self._on_decision, concurrency_max=1)
+        await self._bus.follow(subjects.LOAD_ALL, self._on_load, pending_max=LOADS_PENDING_MAX)
+        await self._bus.follow(subjects.DECISION, self._on_decision)
 
     def current(self) -> ClusterView:
         """The view as of now, without the bookings that ran out."""
@@ -118,7 +116,7 @@ class ClusterState:
     def _described_one(self, instance: InstanceId, _: "asyncio.Task[None]") -> None:
         del self._describing[instance]
 
-    async def _on_load(self, received: Received) -> None:
+    def _on_load(self, received: Received) -> None:
         load, envelope = received.body, received.envelope
         if not isinstance(load, LoadSnapshot) or load.instance != envelope.sender:
             raise ProtocolError(f"{envelope.kind} of {envelope.sender} is no load snapshot of its own")
@@ -128,7 +126,7 @@ class ClusterState:
         )
         self._load_came.set()
 
-    async def _on_decision(self, received: Received) -> None:
+    def _on_decision(self, received: Received) -> None:
         decision, envelope = received.body, received.envelope
         if not isinstance(decision, Decision):
             raise ProtocolError(f"{envelope.kind} of {envelope.sender} is no decision")

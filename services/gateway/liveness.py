@@ -80,8 +80,8 @@ class Liveness:
         self._bus.on_connection(self._connection_changed)
         for record in self._registry.instances.values():
             self._registered(record)
-        self._subscription = await self._bus.subscribe(
-            subjects.LOAD_ALL, self._load_came, concurrency_max=1, pending_max=LOADS_PENDING_MAX
+        self._subscription = await self._bus.follow(
+            subjects.LOAD_ALL, self._load_came, pending_max=LOADS_PENDING_MAX
         )
         self._checking = asyncio.create_task(self._check())
 
@@ -92,7 +92,7 @@ class Liveness:
         if self._subscription is not None:
             await self._subscription.unsubscribe()
 
-    async def _load_came(self, received: Received) -> None:
+    def _load_came(self, received: Received) -> None:
         # Who is neither registered nor waited for gets no sighting: that bounds them.
         envelope = received.envelope
         if not isinstance(received.body, LoadSnapshot):

@@ -75,12 +75,9 @@ class Requests:
         return self._admitted
 
     async def start(self) -> None:
-        # One at a time: the entries of one sender must be taken in the order in which they came.
-        self._subscription = await self._bus.subscribe(
-            subjects.stream(self._bus.instance),
-            self._receive,
-            concurrency_max=1,
-            pending_max=STREAM_BATCHES_MAX,
+        # The entries of one sender must be taken in the order in which they came.
+        self._subscription = await self._bus.follow(
+            subjects.stream(self._bus.instance), self._receive, pending_max=STREAM_BATCHES_MAX
         )
         self._bus.on_connection(self._connection_changed)
 
@@ -156,7 +153,7 @@ class Requests:
             for request in list(self._running.values()):
                 request.take(answer.Reconnected())
 
-    async def _receive(self, received: Received) -> None:
+    def _receive(self, received: Received) -> None:
         batch = received.body
         if not isinstance(batch, StreamBatch):
             raise ProtocolError(f"{type(batch).__name__} on a gateway's stream")

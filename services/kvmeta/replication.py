@@ -116,12 +116,8 @@ class Replicator:
         self._tasks: tuple[asyncio.Task[None], ...] = ()
 
     async def start(self) -> None:
-        await self._bus.subscribe(
-            subjects.LOAD_ALL, self._on_load, concurrency_max=1, pending_max=LOADS_PENDING_MAX
-        )
-        await self._bus.subscribe(
-            subjects.KVMETA_HEAT, self._on_heat, concurrency_max=1, pending_max=HEATS_PENDING_MAX
-        )
+        await self._bus.follow(subjects.LOAD_ALL, self._on_load, pending_max=LOADS_PENDING_MAX)
+        await self._bus.follow(subjects.KVMETA_HEAT, self._on_heat, pending_max=HEATS_PENDING_MAX)
         self._tasks = (
             asyncio.create_task(self._tell_for_ever()),
             asyncio.create_task(self._duty.run(self._act_for_ever)),
@@ -145,13 +141,13 @@ class Replicator:
         workers = (instance_view(record, now_s) for record in records.values())
         self._cluster = with_instances(self._cluster, (worker for worker in workers if worker is not None))
 
-    async def _on_load(self, received: Received) -> None:
+    def _on_load(self, received: Received) -> None:
         load, envelope = received.body, received.envelope
         if not isinstance(load, LoadSnapshot) or load.instance != envelope.sender:
             raise ProtocolError(f"{envelope.kind} of {envelope.sender} is no load snapshot of its own")
         self._cluster = with_load(self._cluster, load, envelope.incarnation, envelope.seq, self._clock())
 
-    async def _on_heat(self, received: Received) -> None:
+    def _on_heat(self, received: Received) -> None:
         heats, envelope = received.body, received.envelope
         if not isinstance(heats, PrefixHeats):
             raise ProtocolError(f"{envelope.kind} of {envelope.sender} tells no heat")

@@ -76,9 +76,7 @@ class Synchroniser:
         self._running: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
-        await self._bus.subscribe(
-            subjects.KV_EVENTS_ALL, self._on_events, concurrency_max=1, pending_max=EVENTS_PENDING_MAX
-        )
+        await self._bus.follow(subjects.KV_EVENTS_ALL, self._on_events, pending_max=EVENTS_PENDING_MAX)
         self._running = [
             asyncio.create_task(self._tick_for_ever()),
             asyncio.create_task(self._sweep_for_ever()),
@@ -142,7 +140,7 @@ class Synchroniser:
                 more = self._directory.sweep(SWEEP_BLOCKS)
                 await asyncio.sleep(0)
 
-    async def _on_events(self, received: Received) -> None:
+    def _on_events(self, received: Received) -> None:
         body, envelope = received.body, received.envelope
         if not isinstance(body, BlockEvents) or received.subject != subjects.kv_events(envelope.sender):
             raise ProtocolError(f"{envelope.kind} of {envelope.sender} tells no block events of its own")

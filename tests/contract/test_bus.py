@@ -342,6 +342,57 @@ async def test_no_more_than_concurrency_max_handlers_run(world: World) -> None:
     assert peak == 3
 
 
+async def test_who_follows_takes_all_in_order_however_many_handlers_wait(world: World) -> None:
+    """Each handler makes more work for the event loop; what is followed does not queue behind it."""
+    sender, receiver = await world.connect("a"), await world.connect("b")
+    taken: list[int] = []
+    gate = asyncio.Event()
+    handled = 0
+
+    async def handler(_: Received) -> None:
+        nonlocal handled
+        await gate.wait()
+        handled += 1
+
+    def take(received: Received) -> None:
+        assert isinstance(received.body, Cancel)
+        taken.append(received.body.attempt)
+
+    await subscribed(receiver, SUBJECT, handler)
+    following = await receiver.follow(SUBJECT, take)
+    await receiver.flush(timeout_s=WAIT_S)
+    for number in range(200):
+        await sender.publish(SUBJECT, cancel(number))
+    await eventually(lambda: taken == list(range(200)))
+    assert handled == 0
+    gate.set()
+    await eventually(lambda: handled == 200)
+    await following.unsubscribe()
+    await sender.publish(SUBJECT, cancel(200))
+    await eventually(lambda: handled == 201)
+    assert len(taken) == 200
+
+
+async def test_one_who_follows_and_raises_is_counted_and_goes_on(world: World) -> None:
+    sender, receiver = await world.connect("a"), await world.connect("b")
+    taken: list[int] = []
+
+    def take(received: Received) -> None:
+        assert isinstance(received.body, Cancel)
+        if received.body.attempt == 0:
+            raise ProtocolError("not for us")
+        if received.body.attempt == 1:
+            raise RuntimeError("a bug")
+        taken.append(received.body.attempt)
+
+    await receiver.follow(SUBJECT, take)
+    await receiver.flush(timeout_s=WAIT_S)
+    for number in range(3):
+        await sender.publish(SUBJECT, cancel(number))
+    await eventually(lambda: taken == [2])
+    assert world.dropped("b", "instance", "refused") == 1
+
+
 async def test_what_waits_is_bounded_and_the_loss_is_counted(world: World) -> None:
     sender, receiver = await world.connect("a"), await world.connect("b")
     gate, started = asyncio.Event(), asyncio.Event()

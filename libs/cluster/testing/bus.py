@@ -8,8 +8,17 @@ import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 
 from cluster import subjects
-from cluster.bus import Handler
-from cluster.delivery import HandlerRunner, RawMessage, Respond, Stamp, read_reply, tell_connection
+from cluster.bus import Handler, Take
+from cluster.delivery import (
+    HandlerRunner,
+    InOrderRunner,
+    RawMessage,
+    Respond,
+    Runner,
+    Stamp,
+    read_reply,
+    tell_connection,
+)
 from cluster.errors import (
     DeadlineError,
     DisconnectedError,
@@ -134,9 +143,12 @@ class FakeBus:
         pending_max: int = 4096,
     ) -> "_FakeSubscription":
         runner = HandlerRunner(handler, concurrency_max, self._stamp, self.metrics, self.log)
-        subscription = _FakeSubscription(self, subject, queue, pending_max, runner)
-        self.broker.subscriptions.append(subscription)
-        return subscription
+        return self._subscribed(subject, queue, pending_max, runner)
+
+    async def follow(self, subject: str, take: Take, *, pending_max: int = 4096) -> "_FakeSubscription":
+        return self._subscribed(
+            subject, "", pending_max, InOrderRunner(take, self._stamp, self.metrics, self.log)
+        )
 
     async def flush(self, *, timeout_s: float) -> None:
         if not self._connected:
@@ -147,6 +159,11 @@ class FakeBus:
         for subscription in [s for s in self.broker.subscriptions if s.bus is self]:
             await subscription.unsubscribe()
         self._set_connected(False)
+
+    def _subscribed(self, subject: str, queue: str, pending_max: int, runner: Runner) -> "_FakeSubscription":
+        subscription = _FakeSubscription(self, subject, queue, pending_max, runner)
+        self.broker.subscriptions.append(subscription)
+        return subscription
 
     def _buffer(self, raw: RawMessage) -> None:
         if self._buffered_bytes + len(raw.data) > BUFFERED_BYTES_MAX:
@@ -201,9 +218,7 @@ class FakeBus:
 
 
 class _FakeSubscription:
-    def __init__(
-        self, bus: FakeBus, pattern: str, queue: str, pending_max: int, runner: HandlerRunner
-    ) -> None:
+    def __init__(self, bus: FakeBus, pattern: str, queue: str, pending_max: int, runner: Runner) -> None:
         self.bus = bus
         self.pattern = pattern
         self.queue = queue
