@@ -35,6 +35,7 @@ REFUSED = "refused"
 LOST = "lost"
 """With an instance, after its first token: no other could go on with it."""
 BACKOFF_S_MAX = 1.0
+DOUBLINGS_MAX = 20
 FIRST_TOKEN_MESSAGES = 5
 """One after the other before it is computed: schedule, its answer, submit, reserve, its answer."""
 
@@ -199,7 +200,7 @@ class _Cluster:
         if request.attempt >= self._setup.placement_attempts_max:
             self._end_rejected(request, LOST if request.resumed_tokens else REFUSED)
             return
-        backoff_s = min(self._setup.backoff_s * 2**request.attempt, BACKOFF_S_MAX)
+        backoff_s = min(self._setup.backoff_s * 2 ** min(request.attempt, DOUBLINGS_MAX), BACKOFF_S_MAX)
         delay_s = backoff_s * self._random.uniform(0.5, 1.0) + self._setup.message_s
         self._events.after(delay_s, partial(self._replacements.ask, request))
 

@@ -2,8 +2,9 @@
 
 from collections.abc import Callable
 
-from policy.cost import step_s
 from policy.evict import BlockUse
+from policy.load_sums import DecodeLoad
+from policy.second_admission import joined_step_s
 from simulator.batch import Decoding
 from simulator.life import Lives
 from simulator.node import Node
@@ -94,5 +95,5 @@ class DecodeDuty:
         node = self._node
         here = [decoding.kv_tokens for decoding, _ in node.engine.decoding(node.engine.now_s)]
         coming = [reserved.input_tokens for reserved in node.reserved]
-        kv_tokens = sum(here) + sum(coming) + request.input_tokens
-        return step_s(node.cost, len(here) + len(coming) + 1, kv_tokens)
+        present = DecodeLoad(len(here) + len(coming), sum(here) + sum(coming))
+        return joined_step_s(node.cost, present, request.input_tokens)

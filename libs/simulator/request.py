@@ -40,7 +40,7 @@ class SimulatedRequest:
     losses: int = 0
     """Of an instance that it was on."""
     resumed: int = 0
-    """How often it went on elsewhere after its first token."""
+    """Placements after its first token, to go on elsewhere."""
     recomputed_tokens: int = 0
     """Prefilled after losses."""
     gaps_s: "array[float]" = field(default_factory=lambda: array("d"))

@@ -53,7 +53,7 @@ class RequestResult:
     losses: int = 0
     """Instances that failed under it."""
     resumed: int = 0
-    """How often it went on elsewhere after its first token."""
+    """Placements after its first token, to go on elsewhere."""
     recomputed_tokens: int = 0
     """Of prompt and answer, prefilled after losses."""
 

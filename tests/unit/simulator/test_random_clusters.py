@@ -1,4 +1,5 @@
-"""Any small cluster and any small trace: every request ends once, no block is lost, no target is read twice.
+"""Any small cluster and any small trace: every request ends once, no block and no token is lost, whoever
+fails, joins or comes back, however many conductors decide.
 
 `simulate_cluster` itself checks that nothing is left at the end: blocks, flows, readers and requests.
 """
@@ -16,12 +17,13 @@ from policy.choice import AdmissionMode, PlacementLimits, Strategy
 from policy.evict import EvictionOrder
 from simulator.cluster import simulate_cluster
 from simulator.results import summary
-from simulator.setup import ClusterSetup
+from simulator.setup import ClusterSetup, NodeFailure, NodeJoin
 from simulator.trace import TracedRequest
 
 pytestmark = pytest.mark.unit
 
 prompts = st.lists(st.integers(0, 1), min_size=1, max_size=6)
+times_s = st.one_of(st.floats(1e-6, 0.01), st.floats(0.01, 8.0), st.sampled_from([0.512, 1.024, 1.28]))
 arrivals = st.tuples(prompts, st.integers(0, 700), st.sampled_from([0, 0, 0, 400, 3_000]))
 
 
@@ -46,6 +48,7 @@ def setups(draw: st.DrawFn) -> ClusterSetup:
         ROUND_NODE,
         device_blocks=draw(st.sampled_from([9, 12, 40])),
         pool_blocks=draw(st.sampled_from([1, 7, 40])),
+        ssd_blocks=draw(st.sampled_from([0, 0, 3, 60])),
         eviction=draw(st.sampled_from(EvictionOrder)),
         prefill_step_tokens_max=draw(st.sampled_from([64, 512, 4096])),
         prefill_requests_max=draw(st.integers(1, 4)),
@@ -55,7 +58,7 @@ def setups(draw: st.DrawFn) -> ClusterSetup:
     placement = PlacementLimits(
         strategy=draw(st.sampled_from(Strategy)), admission=draw(st.sampled_from(AdmissionMode))
     )
-    return round_setup(
+    setup = round_setup(
         prefill=prefill,
         decode=decode,
         coupled=coupled,
@@ -65,10 +68,33 @@ def setups(draw: st.DrawFn) -> ClusterSetup:
         tbt_s_max=draw(st.sampled_from([0.0125, 1000.0])),
         message_s=draw(st.sampled_from([0.0, 0.001])),
         seed=draw(st.integers(0, 3)),
+        conductors=draw(st.sampled_from([1, 1, 3])),
+        lost_after_s=draw(st.sampled_from([0.001, 5.0])),
+        replacements_in_flight_max=draw(st.sampled_from([1, 16])),
     )
+    return replace(setup, **draw(lives(setup)))
 
 
-@settings(max_examples=150, deadline=None)
+@st.composite
+def lives(draw: st.DrawFn, setup: ClusterSetup) -> dict[str, object]:
+    """Joins and failures of any instances at times when something happens."""
+    joins, failures = [], []
+    for instance, _ in setup.instances:
+        at_s = 0.0
+        if draw(st.sampled_from([False, False, False, True])):
+            at_s = draw(times_s)
+            joins.append(NodeJoin(instance, at_s))
+        for _ in range(draw(st.sampled_from([0, 0, 1, 2]))):
+            fails_at_s = at_s + draw(times_s)
+            at_s = fails_at_s + draw(times_s)
+            back_at_s = draw(st.sampled_from([None, at_s, at_s]))
+            failures.append(NodeFailure(instance, fails_at_s, back_at_s))
+            if back_at_s is None:
+                break
+    return {"joins": tuple(joins), "failures": tuple(failures)}
+
+
+@settings(max_examples=200, deadline=None)
 @given(traces(), setups())
 def test_every_request_ends_once(requests: Sequence[TracedRequest], setup: ClusterSetup) -> None:
     ended: list[int] = []
@@ -83,8 +109,11 @@ def test_every_request_ends_once(requests: Sequence[TracedRequest], setup: Clust
             assert 0 <= result.served.cached_tokens < request.input_tokens
             steps_s = (result.output_tokens - 1) * 0.011
             assert result.served.done_at_s >= result.arrived_s + result.served.ttft_s + steps_s - 1e-6 or (
-                run.preempted  # A recompute samples a token without a step.
+                run.preempted or result.losses  # A recompute samples a token without a step.
             )
+        assert result.losses < result.attempts + (result.served is None)
+        assert result.losses or not result.resumed
+        assert result.losses or not result.recomputed_tokens
     assert all(before.at_s < after.at_s for before, after in zip(run.load, run.load[1:], strict=False))
     told = summary(run.results, setup.ttft_s_max, setup.tbt_s_max)
     assert told.served + sum(told.rejected.values()) == len(requests)
