@@ -158,6 +158,15 @@ def hit_rate(records: Iterable[Record]) -> float | None:
     return cached_tokens / prompt_tokens if prompt_tokens else None
 
 
+def spread_of(values: Iterable[float]) -> Spread | None:
+    """None of no value."""
+    ordered = sorted(values)
+    if not ordered:
+        return None
+    p50, p90, p99 = (percentile(ordered, share) for share in (0.5, 0.9, 0.99))
+    return Spread(len(ordered), p50, p90, p99, ordered[-1])
+
+
 def _within(value_s: float | None, target_s: float) -> bool:
     """An answer of one token has no gap, so none that is too long."""
     return value_s is None or value_s <= target_s
@@ -168,11 +177,7 @@ def _rate(count: int, time_s: float) -> float | None:
 
 
 def _spread(records: Iterable[Record], value: Callable[[Record], float | None]) -> Spread | None:
-    values = sorted(found for record in records if (found := value(record)) is not None)
-    if not values:
-        return None
-    p50, p90, p99 = (percentile(values, share) for share in (0.5, 0.9, 0.99))
-    return Spread(len(values), p50, p90, p99, values[-1])
+    return spread_of([found for record in records if (found := value(record)) is not None])
 
 
 def _gap_spread(gaps: GapHistogram) -> Spread | None:
