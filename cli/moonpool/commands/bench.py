@@ -1,7 +1,17 @@
 """`moonpool bench NAME`: measurements, all printed in one form (DESIGN §10)."""
 
 from moonpool.arguments import CommandGroup
-from moonpool.benchmarks import attention, engine, handover, kvmeta_restart, match, place, prefix, transfer
+from moonpool.benchmarks import (
+    attention,
+    engine,
+    handover,
+    kvmeta_restart,
+    match,
+    place,
+    predict,
+    prefix,
+    transfer,
+)
 from moonpool.benchmarks import hash as hash_chain
 
 GROUP = CommandGroup(
@@ -16,6 +26,7 @@ GROUP = CommandGroup(
         hash_chain.COMMAND,
         match.COMMAND,
         place.COMMAND,
+        predict.COMMAND,
         kvmeta_restart.COMMAND,
     ),
 )

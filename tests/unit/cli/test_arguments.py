@@ -32,6 +32,7 @@ def test_the_commands_are_these() -> None:
         "hash",
         "match",
         "place",
+        "predict",
         "kvmeta-restart",
     )
     benches = [("bench", name) for name in names]

@@ -1,13 +1,16 @@
 """What a worker's work takes, against what it announced before."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from prometheus_client import CollectorRegistry
+from tests.support.workers import PAIR, TOKENS, prompt, workers
 
-from policy.core import CostCoefficients
+from policy.core import CostCoefficients, Role
 from policy.correct import GAIN, SAMPLES_MIN
 from policy.cost import ASSUMED_COST, StepWork, work_s
+from worker.app import WorkerApp
 from worker.cost_meter import CostMeter, Predicted
 
 pytestmark = pytest.mark.unit
@@ -95,3 +98,44 @@ def test_what_first_tokens_take_beside_computing_is_announced() -> None:
         bench.meter.first_token(100, 32, 0.02 + work_s(ASSUMED_COST, StepWork(0, 0, 100, 100 * 82.0)))
     assert bench.announced().first_token_fixed_s == pytest.approx(0.02, rel=0.05)
     assert replace(bench.announced(), first_token_fixed_s=0.0) == ASSUMED_COST
+
+
+def counted(app: WorkerApp, kind: Predicted) -> float:
+    registry = app._context.metrics.registry
+    return registry.get_sample_value("moonpool_prediction_error_ratio_count", {"kind": kind}) or 0.0
+
+
+async def test_workers_measure_steps_prefills_transfers_and_first_tokens(tiny: Path) -> None:
+    """And announce what they learnt."""
+    async with workers(tiny, PAIR) as pair:
+        prefill, decode = pair.apps["p"], pair.apps["d"]
+        for app in (prefill, decode):
+            assert app.load().cost == app._node.cost
+        for number in range(SAMPLES_MIN + 1):
+            await pair.submit(f"r{number}", prompt(40, seed=number), TOKENS)
+            await pair.ear.wait_finish(f"r{number}")
+        assert [counted(prefill, kind) for kind in Predicted] == [0, SAMPLES_MIN + 1, SAMPLES_MIN + 1]
+        steps, prefills, transfers = [counted(decode, kind) for kind in Predicted]
+        assert (prefills, transfers) == (0, 0)
+        assert steps == (SAMPLES_MIN + 1) * (TOKENS - 1)
+        before, now = prefill._node.cost, prefill.load().cost
+        assert before is not None
+        assert now is not None
+        assert now.first_token_fixed_s > 0
+        assert now.prefill_per_token_s == before.prefill_per_token_s == 0 or (
+            now.prefill_per_token_s != before.prefill_per_token_s
+        )
+        assert now.transfer_fixed_s != before.transfer_fixed_s
+        assert now.step_fixed_s == before.step_fixed_s
+
+
+async def test_a_coupled_instance_measures_steps_that_do_both(tiny: Path) -> None:
+    async with workers(tiny, {"w": (Role.PREFILL, Role.DECODE)}, step_tokens_max=32) as one:
+        one.apps["w"].load()
+        await one.submit("long", prompt(20), 600, at=("w", "w"))
+        await one.ear.wait(lambda: len(one.ear.answer("long")) > 3)
+        await one.submit("beside", prompt(90, seed=1), 2, at=("w", "w"))
+        await one.ear.wait_finish("long")
+        steps, prefills, transfers = [counted(one.apps["w"], kind) for kind in Predicted]
+        # The second prompt is computed in steps that decode the first answer too.
+        assert (steps, prefills, transfers) == (599, 1, 0)
