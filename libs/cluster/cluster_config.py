@@ -57,6 +57,15 @@ class ClusterConfig:
             "max": 60_000.0,
         },
     )
+    target_share: float | None = field(
+        default=None,
+        metadata={
+            "help": "share of the targets that predictions are held to: the rest is for what takes longer "
+            "than predicted",
+            "min": 0.1,
+            "max": 1.0,
+        },
+    )
     decode_horizon_s: float | None = field(
         default=None,
         metadata={"help": "how far ahead predictive admission looks", "min": 1.0, "max": 3600.0},

@@ -24,15 +24,7 @@ class ConductorConfig(ServiceConfig):
     decode_horizon_s: float = field(
         default=_LIMITS.decode_horizon_s, metadata=metadata_of("decode_horizon_s")
     )
-    target_share: float = field(
-        default=0.95,
-        metadata={
-            "help": "share of the targets that predictions are held to: the rest is for what takes longer "
-            "than predicted",
-            "min": 0.1,
-            "max": 1.0,
-        },
-    )
+    target_share: float = field(default=0.95, metadata=metadata_of("target_share"))
     match_timeout_ms: float = field(
         default=100.0,
         metadata={"help": "wait for kvmeta, then place without prefixes", "min": 1.0, "max": 10_000.0},

@@ -19,10 +19,10 @@ def placement_limits(config: ConductorConfig) -> PlacementLimits:
         kvcache_balancing_threshold=config.kvcache_balancing_threshold,
         ttft_ms_default=config.ttft_ms_default,
         tbt_ms_default=config.tbt_ms_default,
+        target_share=config.target_share,
         decode_horizon_s=config.decode_horizon_s,
     )
-    limits = PlacementLimits(silence_s_max=config.silence_s_max, target_share=config.target_share)
-    return configured(limits, own)
+    return configured(PlacementLimits(silence_s_max=config.silence_s_max), own)
 
 
 def configured(limits: PlacementLimits, config: ClusterConfig) -> PlacementLimits:
@@ -36,6 +36,7 @@ def configured(limits: PlacementLimits, config: ClusterConfig) -> PlacementLimit
         ),
         ttft_ms_default=_target_ms(config.ttft_ms_default, limits.ttft_ms_default),
         tbt_ms_default=_target_ms(config.tbt_ms_default, limits.tbt_ms_default),
+        target_share=_either(config.target_share, limits.target_share),
         decode_horizon_s=_either(config.decode_horizon_s, limits.decode_horizon_s),
     )
 

@@ -35,9 +35,9 @@ def test_what_a_process_was_started_with():
 
 def test_the_cluster_goes_before_the_process_and_leaves_the_rest_alone():
     limits = PolicyLimits(PlacementLimits(ttft_ms_default=500.0, tbt_ms_default=20.0))
-    limits.configure(ClusterConfig(strategy="random", ttft_ms_default=900.0))
+    limits.configure(ClusterConfig(strategy="random", ttft_ms_default=900.0, target_share=0.5))
     assert limits.current() == PlacementLimits(
-        strategy=Strategy.RANDOM, ttft_ms_default=900.0, tbt_ms_default=20.0
+        strategy=Strategy.RANDOM, ttft_ms_default=900.0, tbt_ms_default=20.0, target_share=0.5
     )
     limits.configure(ClusterConfig(tbt_ms_default=0.0))
     assert limits.current() == PlacementLimits(ttft_ms_default=500.0, tbt_ms_default=None)
