@@ -15,12 +15,12 @@ from cluster.messages import InstanceRecord
 from cluster.registry import RegistryEvent
 from kvindex.directory import Directory
 from kvmeta.config import KvmetaConfig
-from kvmeta.hot_prefixes import HeatCounter
 from kvmeta.matcher import Matcher
 from kvmeta.metrics import KvmetaMetrics
 from kvmeta.replication import DUTY, Replicator, settings_of
 from kvmeta.synchroniser import Synchroniser
 from policy.core import InstanceState, LoadSnapshot
+from policy.heat import HeatCounter
 
 
 class KvmetaApp:

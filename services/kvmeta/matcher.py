@@ -7,8 +7,8 @@ from cluster.errors import ProtocolError
 from cluster.messages import MATCH_BLOCKS_MAX, MatchReply, MatchRequest
 from kvhash import HASH_BYTES
 from kvindex.directory import Directory
-from kvmeta.hot_prefixes import HeatCounter
 from kvmeta.metrics import KvmetaMetrics
+from policy.heat import HeatCounter
 
 
 class Matcher:

@@ -21,10 +21,11 @@ from kvhash import HASH_BYTES
 from kvindex.core import InstanceId
 from kvindex.directory import Directory
 from kvmeta.config import KvmetaConfig
-from kvmeta.copies import Copies
-from kvmeta.hot_prefixes import HeatCounter, HeatWindow
+from kvmeta.hot_prefixes import heard, told
 from kvmeta.metrics import KvmetaMetrics
+from policy.copies import Copies
 from policy.core import LoadSnapshot
+from policy.heat import HeatCounter, HeatWindow
 from policy.replicate import (
     Budget,
     HotPrefix,
@@ -151,7 +152,7 @@ class Replicator:
         heats, envelope = received.body, received.envelope
         if not isinstance(heats, PrefixHeats):
             raise ProtocolError(f"{envelope.kind} of {envelope.sender} tells no heat")
-        self._window.add(heats.prefixes, self._clock())
+        self._window.add(heard(heats), self._clock())
 
     async def _tell_for_ever(self) -> None:
         while True:
@@ -159,7 +160,7 @@ class Replicator:
             # Nothing is sent while the bus is away: it would wait there and come as if asked for later.
             if self._bus.connected and (heats := self._heat.take(self._clock(), self._settings.window_s)):
                 try:
-                    await self._bus.publish(subjects.KVMETA_HEAT, PrefixHeats(heats))
+                    await self._bus.publish(subjects.KVMETA_HEAT, told(heats))
                 except MoonpoolError as error:
                     self._log.warning("heat not told", error=error)
 

@@ -3,14 +3,14 @@ from tests.support.eventually import Clock
 
 from cluster import subjects
 from cluster.errors import RetryableError
-from cluster.messages import MATCH_BLOCKS_MAX, InventoryRequest, MatchReply, MatchRequest, PrefixHeat
+from cluster.messages import MATCH_BLOCKS_MAX, InventoryRequest, MatchReply, MatchRequest
 from cluster.metrics import ServiceMetrics
 from cluster.testing import FakeBroker
 from kvindex.core import BlockAction, BlockEvent, InstanceId, InstanceMatch, Tier, TierRun
 from kvindex.directory import Directory
-from kvmeta.hot_prefixes import HeatCounter
 from kvmeta.matcher import Matcher
 from kvmeta.metrics import KvmetaMetrics
+from policy.heat import Asked, HeatCounter
 
 pytestmark = pytest.mark.unit
 
@@ -53,7 +53,7 @@ async def test_an_unknown_prompt_matches_nobody(asker, heat: HeatCounter):
 async def test_counts_where_the_longest_match_ends(asker, heat: HeatCounter):
     for chain in (BLOCKS, BLOCKS, BLOCKS[:4], BLOCKS[:3]):
         await asker.request(subjects.KVMETA_MATCH, MatchRequest(b"".join(chain)), timeout_s=5)
-    assert heat.take(100.0, 60.0) == (PrefixHeat(b"".join(BLOCKS[:4]), 3),)
+    assert heat.take(100.0, 60.0) == (Asked(b"".join(BLOCKS[:4]), 3),)
     assert len(heat) == 2
 
 

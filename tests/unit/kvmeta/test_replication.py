@@ -19,11 +19,11 @@ from cluster.testing import FakeBroker, FakeBus, FakeStore
 from kvindex.core import BlockAction, BlockEvent, InstanceId, Tier
 from kvindex.directory import Directory
 from kvmeta import replication
-from kvmeta.hot_prefixes import HeatCounter
 from kvmeta.matcher import Matcher
 from kvmeta.metrics import KvmetaMetrics
 from kvmeta.replication import DUTY, ReplicationSettings, Replicator, configured
 from policy.core import Role
+from policy.heat import HeatCounter
 from policy.replicate import ReplicationLimits
 
 pytestmark = pytest.mark.unit

@@ -1,4 +1,5 @@
-"""The copies that the duty's holder has under way, has done and has tried. Pure bookkeeping, bounded."""
+"""The copies that one replicator has under way, has done and has tried: bookkeeping, bounded. Time is an
+argument."""
 
 from policy.replicate import CopyKey, Replication
 

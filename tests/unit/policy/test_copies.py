@@ -1,8 +1,8 @@
 import pytest
 
 from kvindex.core import InstanceId
-from kvmeta import copies as copies_module
-from kvmeta.copies import SETTLE_S, Copies
+from policy import copies as copies_module
+from policy.copies import SETTLE_S, Copies
 from policy.replicate import Replication
 
 pytestmark = pytest.mark.unit
