@@ -7,22 +7,27 @@ to its last, as far as the horizon reaches.
 Priorities: while requests of a higher one are about, a lower one leaves them a share of the slack, so under
 pressure it is refused first. That costs it nothing where there is no pressure, and a fixed share of lower
 requests, drawn by name, leaves nothing: they never starve, and who asks again is drawn again.
+
+Work may have a price (`policy.adapt`): while queues are long, a request may wait the less the more work it
+brings. Under overload the queue then stands where those are refused that cost most, and with one of them many
+others would be. A fixed share, drawn by name, pays no price.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from heapq import nsmallest
 from math import inf
 
+import numpy as np
 import xxhash
 
 from policy.choice import AdmissionMode, PlacementLimits
+from policy.columns import Floats
 from policy.core import RejectReason, RequestId, ScheduleRequest
 from policy.cost import step_s
 from policy.forecast import Forecast, Stay, drains_at_s, forecast, room_at_blocks, step_peak_s
-from policy.place_decode import DecodeCandidate
+from policy.place_decode import DecodeCandidate, DecodeCandidates
 from policy.place_prefill import PrefillCandidate
-from policy.predict import Outlook, cost_of, present_load, room_blocks, step_with_s
+from policy.predict import Outlook, present_load, step_with_s
 
 FORECASTS_MAX = 4
 """Decodes that are looked at over time for one request: those that come closest as they are."""
@@ -31,6 +36,8 @@ SLACK_LEFT_PER_LEVEL = 0.15
 SLACK_LEFT_MAX = 0.6
 LOWER_SERVED_SHARE = 0.1
 """Of lower requests, those that are treated like the highest."""
+WORK_FREE_SHARE = 0.05
+"""Of requests, those whose work has no price."""
 _DRAWS = 1 << 64
 
 
@@ -42,6 +49,8 @@ class Targets:
     ttft_s_max: float
     tbt_s_max: float
     slack_share: float
+    work_price: float = 1.0
+    """As PlacementLimits has it; 1 for who pays none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +64,19 @@ class Refusal:
 def targets_of(request: ScheduleRequest, outlook: Outlook, limits: PlacementLimits) -> Targets:
     """Of the request's own targets, else the cluster's, the share that predictions may use; its deadline is
     one for the first token."""
-    ttft_ms = limits.ttft_ms_default if request.ttft_ms_max is None else request.ttft_ms_max
+    ttft_ms = ttft_target_ms(request, limits)
     tbt_ms = tbt_target_ms(request, limits)
     return Targets(
         min(request.deadline_s, inf if ttft_ms is None else limits.target_share * ttft_ms / 1e3),
         inf if tbt_ms is None else limits.target_share * tbt_ms / 1e3,
         _slack_share(request, outlook.priority_max),
+        1.0 if _drawn("free", request.request_id) < WORK_FREE_SHARE else limits.work_price,
     )
+
+
+def ttft_target_ms(request: ScheduleRequest, limits: PlacementLimits) -> float | None:
+    """The request's own target for its first token, else the cluster's; None: no target."""
+    return limits.ttft_ms_default if request.ttft_ms_max is None else request.ttft_ms_max
 
 
 def tbt_target_ms(request: ScheduleRequest, limits: PlacementLimits) -> float | None:
@@ -79,7 +94,20 @@ def ttft_refusal(prefill: PrefillCandidate, targets: Targets) -> Refusal | None:
     if wait_s > wait_s_max:
         detail = f"{wait_s:.3f} s in the queue predicted, {wait_s_max:.3f} s left by higher priorities"
         return Refusal(RejectReason.TTFT, detail, wait_s - wait_s_max)
+    wait_s_max *= _work_share(prefill, targets)
+    if wait_s > wait_s_max:
+        detail = (
+            f"{wait_s:.3f} s in the queue predicted, {wait_s_max:.3f} s allowed for {prefill.compute_s:.3f} s "
+            "of computing under this load"
+        )
+        return Refusal(RejectReason.TTFT, detail, wait_s - wait_s_max)
     return None
+
+
+def _work_share(prefill: PrefillCandidate, targets: Targets) -> float:
+    """Of what a request could wait, what it may by the price of its work."""
+    paid_s = targets.work_price * prefill.compute_s
+    return 1.0 if paid_s <= targets.ttft_s_max else targets.ttft_s_max / paid_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,62 +125,61 @@ class Joining:
     """See `policy.choice.turn_of`."""
 
 
-def with_room(joining: Joining, candidates: Sequence[DecodeCandidate]) -> list[DecodeCandidate]:
+def with_room(joining: Joining, candidates: DecodeCandidates) -> DecodeCandidates:
     """Those that are taken to have the blocks when prefill asks for them, at the beginning of its work."""
-    if joining.limits.admission is AdmissionMode.SNAPSHOT:
-        return [
-            candidate
-            for candidate in candidates
-            if room_blocks(candidate.instance, present_load(candidate.instance))
-            >= _blocks_wanted(joining, candidate)
-        ]
-    roomy = [candidate for candidate in candidates if _spare_blocks(joining, candidate) >= 0]
-    if roomy or joining.limits.admission is AdmissionMode.NONE:
-        return roomy
+    mode, spare_blocks = joining.limits.admission, _spare_blocks(joining, candidates)
+    if mode is AdmissionMode.SNAPSHOT:
+        spare_blocks = spare_blocks + candidates.decodes.columns.pending_blocks
+    roomy = np.flatnonzero(spare_blocks >= 0)
+    if len(roomy) == len(candidates):
+        return candidates
+    if len(roomy) or mode is not AdmissionMode.PREDICTIVE:
+        return candidates.take(roomy)
     wait_s = joining.prefill.backlog.wait_s
-    return [
-        candidate
-        for candidate in _roomiest(joining, candidates)
+    later = [
+        place
+        for place, candidate in _roomiest(joining, candidates)
         if room_at_blocks(_forecast(joining, candidate), wait_s) >= _blocks_wanted(joining, candidate)
     ]
+    return candidates.take(np.array(later, np.intp))
 
 
-def room_refusal(joining: Joining, candidates: Sequence[DecodeCandidate]) -> Refusal:
+def room_refusal(joining: Joining, candidates: DecodeCandidates) -> Refusal:
     """Where none of them has room."""
     detail = f"no decode instance has room for {joining.request.prompt_tokens} tokens"
-    return Refusal(RejectReason.OVERLOADED, detail, _drain_s(joining, _roomiest(joining, candidates)))
+    nearest = [candidate for _, candidate in _roomiest(joining, candidates)]
+    return Refusal(RejectReason.OVERLOADED, detail, _drain_s(joining, nearest))
 
 
-def steps_in_time(
-    joining: Joining, chosen: DecodeCandidate, candidates: Sequence[DecodeCandidate]
-) -> DecodeCandidate | Refusal:
-    """`chosen`, or where it misses the target the next best that does not; with the step that it was
-    admitted by."""
+def steps_in_time(joining: Joining, chosen: int, candidates: DecodeCandidates) -> DecodeCandidate | Refusal:
+    """The one at `chosen`, or where it misses the target the next best that does not; with the step that it
+    was admitted by."""
     if joining.targets.tbt_s_max == inf:
-        return chosen
-    others = [candidate for candidate in candidates if candidate is not chosen]
-    nearest = nsmallest(FORECASTS_MAX - 1, others, key=lambda candidate: candidate.step_s)
+        return candidates.at(chosen, joining.outlook)
+    shortest = np.argsort(candidates.step_s, kind="stable")[:FORECASTS_MAX].tolist()
+    others = [place for place in shortest if place != chosen][: FORECASTS_MAX - 1]
+    nearest = [candidates.at(place, joining.outlook) for place in (chosen, *others)]
     least_s = inf
-    for candidate in (chosen, *nearest):
+    for candidate in nearest:
         step_s_max = _step_s_max(joining, candidate)
         predicted_s = _predicted_step_s(joining, candidate)
         if predicted_s <= step_s_max:
             return replace(candidate, step_s=predicted_s)
         least_s = min(least_s, predicted_s)
     detail = f"{least_s:.4f} s between tokens predicted, held to {joining.targets.tbt_s_max:.4f} s"
-    return Refusal(RejectReason.TBT, detail, _drain_s(joining, (chosen, *nearest)))
+    return Refusal(RejectReason.TBT, detail, _drain_s(joining, nearest))
 
 
 def _slack_share(request: ScheduleRequest, priority_max: int) -> float:
     levels = max(0, priority_max - request.priority)
-    if not levels or _drawn(request.request_id) < LOWER_SERVED_SHARE:
+    if not levels or _drawn("served", request.request_id) < LOWER_SERVED_SHARE:
         return 1.0
     return 1.0 - min(SLACK_LEFT_MAX, SLACK_LEFT_PER_LEVEL * levels)
 
 
-def _drawn(request_id: RequestId) -> float:
+def _drawn(what: str, request_id: RequestId) -> float:
     """From 0 up to 1, the same in every conductor."""
-    return xxhash.xxh3_64_intdigest(f"served/{request_id}".encode()) / _DRAWS
+    return xxhash.xxh3_64_intdigest(f"{what}/{request_id}".encode()) / _DRAWS
 
 
 def _blocks_wanted(joining: Joining, candidate: DecodeCandidate) -> int:
@@ -160,19 +187,23 @@ def _blocks_wanted(joining: Joining, candidate: DecodeCandidate) -> int:
     return candidate.blocks + int(left_free)
 
 
-def _spare_blocks(joining: Joining, candidate: DecodeCandidate) -> int:
+def _spare_blocks(joining: Joining, candidates: DecodeCandidates) -> Floats:
     """Were all there that is on its way, and nothing ended."""
-    return room_blocks(candidate.instance, candidate.load) - _blocks_wanted(joining, candidate)
+    columns = candidates.decodes.columns
+    left_free = np.floor((1.0 - joining.targets.slack_share) * columns.blocks)
+    return columns.free_blocks - columns.pending_blocks - (candidates.blocks + left_free)
 
 
-def _roomiest(joining: Joining, candidates: Sequence[DecodeCandidate]) -> list[DecodeCandidate]:
-    return nsmallest(FORECASTS_MAX, candidates, key=lambda candidate: -_spare_blocks(joining, candidate))
+def _roomiest(joining: Joining, candidates: DecodeCandidates) -> list[tuple[int, DecodeCandidate]]:
+    """And the place of each."""
+    most = np.argsort(-_spare_blocks(joining, candidates), kind="stable")[:FORECASTS_MAX]
+    return [(place, candidates.at(place, joining.outlook)) for place in most.tolist()]
 
 
 def _step_s_max(joining: Joining, candidate: DecodeCandidate) -> float:
     """The slack is what others may add to the step of the request alone."""
     samples, targets = joining.request.samples, joining.targets
-    alone_s = step_s(cost_of(candidate.instance), samples, samples * joining.request.prompt_tokens)
+    alone_s = step_s(candidate.instance.cost, samples, samples * joining.request.prompt_tokens)
     return min(targets.tbt_s_max, alone_s + (targets.tbt_s_max - alone_s) * targets.slack_share)
 
 

@@ -1,18 +1,13 @@
 """How one of several nearly equal candidates is chosen, and the settings of a placement."""
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from heapq import nsmallest
-from typing import TypeVar
 
 import xxhash
 
 from kvindex.core import InstanceId
 from policy.core import RequestId
-from policy.view import ClusterView, InstanceView
-
-CandidateT = TypeVar("CandidateT")
+from policy.view import ClusterView
 
 
 class Strategy(StrEnum):
@@ -56,26 +51,19 @@ class PlacementLimits:
     decode_horizon_s: float = 60.0
     """How far ahead `predictive` admission looks at a decode."""
 
+    adaptive: bool = False
+    """Whether these tune themselves (`policy.adapt`). What follows is what they are tuned from, or fixed at."""
+    work_price: float = 1.0
+    """At least 1. A request whose work is the share s of its target may use 1 / (price * s) of what it could
+    wait, where that is below 1: the dearer work is, the less may be ahead of what needs much of it."""
+    compute_weight: float = 1.0
+    """joint: what a second of computing counts, beside one of waiting or moving."""
+
     tie_fraction: float = 0.1
     tie_s: float = 0.005
     silence_s_max: float = 5.0
     retry_after_s_min: float = 1.0
     retry_after_s_max: float = 30.0
-
-
-def nearly_least(
-    candidates: Sequence[CandidateT],
-    value_s: Callable[[CandidateT], float],
-    limits: PlacementLimits,
-    target_s: float,
-) -> list[CandidateT]:
-    """The equals of the best. One that misses the target is no equal of one that meets it."""
-    values_s = [value_s(candidate) for candidate in candidates]
-    least_s = min(values_s)
-    bound_s = equals_bound_s(least_s, limits)
-    if least_s <= target_s:
-        bound_s = min(bound_s, target_s)
-    return [candidate for candidate, one_s in zip(candidates, values_s, strict=True) if one_s <= bound_s]
 
 
 def equals_bound_s(least_s: float, limits: PlacementLimits) -> float:
@@ -103,34 +91,6 @@ def turn_of(request_id: RequestId, view: ClusterView, now_s: float) -> int:
     return xxhash.xxh3_64_intdigest(f"turn/{request_id}".encode()) % (1 + min(heard, UNHEARD_MAX))
 
 
-def in_turn(
-    candidates: Sequence[CandidateT],
-    turn: int,
-    choose: Callable[[Sequence[CandidateT]], CandidateT],
-    taken: Callable[[CandidateT], CandidateT],
-    value_s: Callable[[CandidateT], float],
-    target_s: float,
-) -> CandidateT:
-    """What `choose` chooses once `turn` others have each chosen; `taken(candidate)` is it with one more
-    request. Others are only taken to be there: nobody is sent where the target is missed for them."""
-    if not turn:
-        return choose(candidates)
-    # No more than these can be the best of anybody.
-    near = nsmallest(UNHEARD_MAX + 1, enumerate(candidates), key=lambda numbered: value_s(numbered[1]))
-    numbers = [number for number, _ in sorted(near)]
-    left = [candidates[number] for number in numbers]
-    for _ in range(turn):
-        won = choose(left)
-        left = [taken(candidate) if candidate is won else candidate for candidate in left]
-    won = choose(left)
-    found = candidates[numbers[next(number for number, other in enumerate(left) if other is won)]]
-    return found if value_s(found) <= target_s else choose(candidates)
-
-
 def spread(request_id: RequestId, instance: InstanceId) -> int:
     """Rendezvous hash: each request orders equal instances its own way, the same in every process."""
     return xxhash.xxh3_64_intdigest(f"{request_id}/{instance}".encode())
-
-
-def silent(instance: InstanceView, limits: PlacementLimits, now_s: float) -> bool:
-    return now_s - instance.heard_at_s > limits.silence_s_max

@@ -4,7 +4,11 @@ Owns the formulas, not the coefficients: an instance measures those and announce
 """
 
 from dataclasses import dataclass
+from typing import overload
 
+import numpy as np
+
+from policy.columns import DecodeColumns, Floats, PrefillColumns
 from policy.core import CostCoefficients
 
 ASSUMED_COST = CostCoefficients(
@@ -20,16 +24,30 @@ ASSUMED_COST = CostCoefficients(
 """Stands in for an instance that has not announced its own yet (its first second, at most)."""
 
 
-def prefill_s(cost: CostCoefficients, new_tokens: int, prefix_tokens: int) -> float:
-    """Time to compute `new_tokens` tokens that attend to `prefix_tokens` cached ones and each other."""
+@overload
+def prefill_s(cost: CostCoefficients, new_tokens: int, prefix_tokens: int) -> float: ...
+@overload
+def prefill_s(cost: PrefillColumns, new_tokens: Floats, prefix_tokens: Floats) -> Floats: ...
+def prefill_s(
+    cost: CostCoefficients | PrefillColumns, new_tokens: int | Floats, prefix_tokens: int | Floats
+) -> float | Floats:
+    """Time to compute `new_tokens` tokens that attend to `prefix_tokens` cached ones and each other, at one
+    instance or at each of many."""
     pairs = new_tokens * (prefix_tokens + new_tokens / 2)
     return (
         cost.prefill_fixed_s + cost.prefill_per_token_s * new_tokens + cost.prefill_per_token_pair_s * pairs
     )
 
 
-def step_s(cost: CostCoefficients, requests: int, kv_tokens: int) -> float:
-    """Time of one decode step over `requests` sequences with `kv_tokens` tokens of KV in all."""
+@overload
+def step_s(cost: CostCoefficients, requests: int, kv_tokens: int) -> float: ...
+@overload
+def step_s(cost: DecodeColumns, requests: Floats, kv_tokens: Floats) -> Floats: ...
+def step_s(
+    cost: CostCoefficients | DecodeColumns, requests: int | Floats, kv_tokens: int | Floats
+) -> float | Floats:
+    """Time of one decode step over `requests` sequences with `kv_tokens` tokens of KV in all, at one instance
+    or at each of many."""
     return cost.step_fixed_s + cost.step_per_request_s * requests + cost.step_per_kv_token_s * kv_tokens
 
 
@@ -75,11 +93,22 @@ def work_s(cost: CostCoefficients, work: StepWork) -> float:
     return sum(in_one_step(step_terms(cost, work)))
 
 
-def transfer_s(cost: CostCoefficients, transfer_bytes: int) -> float:
+@overload
+def transfer_s(cost: CostCoefficients, transfer_bytes: int) -> float: ...
+@overload
+def transfer_s(cost: CostCoefficients, transfer_bytes: Floats) -> Floats: ...
+def transfer_s(cost: CostCoefficients, transfer_bytes: int | Floats) -> float | Floats:
     """Time to move `transfer_bytes` from this instance to a peer."""
     return cost.transfer_fixed_s + transfer_bytes / cost.transfer_bytes_per_s
 
 
-def ssd_read_s(cost: CostCoefficients, read_bytes: int) -> float:
+@overload
+def ssd_read_s(cost: CostCoefficients, read_bytes: int) -> float: ...
+@overload
+def ssd_read_s(cost: CostCoefficients | PrefillColumns, read_bytes: Floats) -> Floats: ...
+def ssd_read_s(cost: CostCoefficients | PrefillColumns, read_bytes: int | Floats) -> float | Floats:
     """Time to read `read_bytes` from this instance's SSD into its memory; nothing takes none."""
-    return cost.ssd_fixed_s + read_bytes / cost.ssd_bytes_per_s if read_bytes else 0.0
+    read_s = cost.ssd_fixed_s + read_bytes / cost.ssd_bytes_per_s
+    if isinstance(read_bytes, np.ndarray):
+        return np.where(read_bytes > 0, read_s, 0.0)
+    return read_s if read_bytes else 0.0

@@ -14,7 +14,7 @@ from policy.core import LoadSnapshot
 from policy.cost import step_s
 from policy.lengths import tokens_left
 from policy.load_sums import DecodeLoad
-from policy.predict import Arrival, cost_of, room_blocks
+from policy.predict import Arrival, room_blocks
 from policy.view import InstanceView
 
 _BEGINS, _ENDS = 1, 2
@@ -49,7 +49,7 @@ class Forecast:
 def forecast(instance: InstanceView, load: DecodeLoad, arrivals: Sequence[Arrival], now_s: float) -> Forecast:
     """`load` is what the instance holds once all of `arrivals` are there: its step is the pace, so nothing
     is taken to end sooner than it will."""
-    pace_s = step_s(cost_of(instance), load.sequences, load.kv_tokens)
+    pace_s = step_s(instance.cost, load.sequences, load.kv_tokens)
     present = _present(instance.load, instance.heard_at_s - now_s, pace_s, instance.block_tokens)
     coming = [_coming(arrival, pace_s) for arrival in arrivals]
     return Forecast(instance, tuple(present), coming, pace_s)
@@ -59,7 +59,7 @@ def step_peak_s(forecast: Forecast, stay: Stay) -> float:
     """The longest step that a further request meets during its stay."""
     others = (*forecast.present, *forecast.coming)
     return max(
-        step_s(cost_of(forecast.instance), sequences, kv_tokens)
+        step_s(forecast.instance.cost, sequences, kv_tokens)
         for _, sequences, kv_tokens in _loads((*others, stay), forecast.pace_s, stay.begins_s, stay.ends_s)
     )
 
@@ -80,7 +80,7 @@ def drains_at_s(forecast: Forecast, joining: Stay, tbt_s_max: float) -> float:
     kv_tokens = joining.kv_tokens + sum(stay.kv_tokens for stay in stays)
     blocks_pending = sum(stay.blocks for stay in forecast.coming)
     blocks = room_blocks(forecast.instance, DecodeLoad(blocks_pending=blocks_pending))
-    cost = cost_of(forecast.instance)
+    cost = forecast.instance.cost
     for stay in stays:
         sequences -= stay.sequences
         kv_tokens -= stay.kv_tokens

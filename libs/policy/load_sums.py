@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from kvindex.core import InstanceId
-from policy.core import LoadSnapshot, QueuedRequest, RequestId, RunningRequest
+from policy.core import CostCoefficients, LoadSnapshot, QueuedRequest, RequestId, RunningRequest
 from policy.cost import ASSUMED_COST, prefill_s
 
 RequestKey = tuple[RequestId, int]
@@ -42,32 +42,40 @@ class LoadSums:
     present: DecodeLoad
     """Running and reserved requests alone."""
     running_keys: frozenset[RequestKey]
+    listed: frozenset[RequestId]
+    """Running, queued or ended, in any attempt: of these bookings may be over."""
     listed_keys: frozenset[RequestKey]
-    """Running, queued or ended: what no booking need stand for any more."""
+    """The same with their attempts: what no booking need stand for any more."""
     coming: tuple[Coming, ...]
     """All that is queued, in order."""
     queue_s: float
     """When the last of it is done, counted from the snapshot."""
     priority_max: int
+    cost: CostCoefficients
 
 
-NO_LOAD = LoadSums(DecodeLoad(), frozenset(), frozenset(), (), 0.0, 0)
+NO_LOAD = LoadSums(DecodeLoad(), frozenset(), frozenset(), frozenset(), (), 0.0, 0, ASSUMED_COST)
 
 
 def load_sums(load: LoadSnapshot, block_tokens: int) -> LoadSums:
     """Blocks are of one size at an instance and at the decodes that it works for."""
-    coming = tuple(_coming(load, block_tokens))
+    cost = load.cost or ASSUMED_COST
+    coming = tuple(_coming(load, cost, block_tokens))
     running_keys = frozenset((request.request_id, request.attempt) for request in load.running)
-    queued_keys = {request.key for request in coming}
-    ended_keys = {(request.request_id, request.attempt) for request in load.ended}
+    listed_keys = running_keys.union(
+        (request.key for request in coming),
+        ((request.request_id, request.attempt) for request in load.ended),
+    )
     busy: tuple[QueuedRequest | RunningRequest, ...] = (*load.running, *load.queued)
     return LoadSums(
         present=decode_load(load.running),
         running_keys=running_keys,
-        listed_keys=running_keys | queued_keys | ended_keys,
+        listed=frozenset(request_id for request_id, _ in listed_keys),
+        listed_keys=listed_keys,
         coming=coming,
         queue_s=coming[-1].done_s if coming else 0.0,
         priority_max=max((request.priority for request in busy), default=0),
+        cost=cost,
     )
 
 
@@ -84,8 +92,7 @@ def reserved_blocks(prompt_tokens: int, block_tokens: int, samples: int = 1) -> 
     return -(-prompt_tokens // block_tokens) + samples
 
 
-def _coming(load: LoadSnapshot, block_tokens: int) -> Iterator[Coming]:
-    cost = load.cost or ASSUMED_COST
+def _coming(load: LoadSnapshot, cost: CostCoefficients, block_tokens: int) -> Iterator[Coming]:
     done_s = 0.0
     for request in load.queued:
         done_s += prefill_s(cost, request.new_tokens, request.prefix_tokens)

@@ -7,6 +7,8 @@ before any work is done for it.
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from kvhash import HASH_BYTES
 from kvindex.core import InstanceMatch
 from policy.admit import (
@@ -17,17 +19,20 @@ from policy.admit import (
     targets_of,
     tbt_target_ms,
     ttft_refusal,
+    ttft_target_ms,
     with_room,
 )
-from policy.choice import AdmissionMode, PlacementLimits, silent
+from policy.choice import AdmissionMode, PlacementLimits
+from policy.columns import Bools, RoleColumnsT, Table
 from policy.core import Placement, Rejection, RejectReason, Role, ScheduleRequest
 from policy.lengths import expected_tokens
 from policy.load_sums import reserved_blocks
-from policy.place_decode import DecodeCandidate, choose_decode, decode_candidates
-from policy.place_prefill import PrefillCandidate, extents_of, prefill_question
+from policy.place_decode import DecodeCandidate, DecodeCandidates, choose_decode, decode_candidates
+from policy.place_prefill import PrefillCandidate, prefill_question
 from policy.predict import outlook
+from policy.prefixes import held_prefixes
 from policy.strategies import STRATEGIES
-from policy.view import ClusterView, InstanceView
+from policy.view import ClusterView
 
 
 def place(
@@ -44,41 +49,42 @@ def place(
     `resumed` request already streams to a client: it is turned away only where no instance could ever
     hold it.
     """
-    able = _able(view, request)
-    prefills = _preferred(able, Role.PREFILL, request, limits, now_s)
-    decodes = _preferred(able, Role.DECODE, request, limits, now_s)
-    if not prefills or not decodes:
-        return _rejection(request, _no_instance(request, Role.DECODE if prefills else Role.PREFILL), limits)
-
-    extents = extents_of(matches)
     ahead = outlook(view, now_s)
+    fleet = ahead.board.fleet(request.model, request.fingerprint)
+    if fleet is None:
+        return _rejection(request, _no_instance(request, Role.PREFILL), limits)
+    prefills = _preferred(fleet.prefills, fleet.block_tokens, request, limits, now_s)
+    decodes = _preferred(fleet.decodes, fleet.block_tokens, request, limits, now_s)
+    if not prefills.names or not decodes.names:
+        missing = Role.DECODE if prefills.names else Role.PREFILL
+        return _rejection(request, _no_instance(request, missing), limits)
+
+    held, holders = held_prefixes(matches, ahead.board.row_of)
     targets = targets_of(request, ahead, limits)
     question = prefill_question(
-        prefills, view, request, extents, ahead.backlogs, limits, now_s, targets.ttft_s_max
+        prefills, fleet.block_tokens, view, request, held, holders, ahead, limits, targets.ttft_s_max
     )
     prefill = STRATEGIES[limits.strategy](question)
     expected = expected_tokens(view.lengths, request.tenant, _family(request), request.output_tokens_max)
     joining = Joining(request, prefill, expected, targets, ahead, limits, now_s, question.turn)
-    decodes_known = decode_candidates(decodes, ahead.loads, prefill, request, extents)
-    decode = _decode(joining, decodes_known)
+    decode = _decode(joining, decode_candidates(decodes, fleet.block_tokens, prefill, request, held))
     if isinstance(decode, Refusal):
         return _rejection(request, decode, limits)
     return _placement(joining, prefill, decode)
 
 
-def _decode(joining: Joining, candidates: Sequence[DecodeCandidate]) -> DecodeCandidate | Refusal:
-    prefill, request, limits = joining.prefill, joining.request, joining.limits
-    asks = limits.admission is not AdmissionMode.NONE and not request.resumed
+def _decode(joining: Joining, candidates: DecodeCandidates) -> DecodeCandidate | Refusal:
+    prefill, limits = joining.prefill, joining.limits
+    asks = limits.admission is not AdmissionMode.NONE and not joining.request.resumed
     refusal = ttft_refusal(prefill, joining.targets) if asks else None
     if refusal is not None:
         return refusal
     roomy = with_room(joining, candidates)
-    if asks and not roomy:
+    if asks and not roomy.names:
         return room_refusal(joining, candidates)
-    chosen = choose_decode(
-        roomy or candidates, prefill, request, limits, joining.targets.tbt_s_max, joining.turn
-    )
-    return steps_in_time(joining, chosen, roomy) if asks else chosen
+    left = roomy if roomy.names else candidates
+    chosen = choose_decode(left, prefill, limits, joining.targets.tbt_s_max, joining.turn)
+    return steps_in_time(joining, chosen, left) if asks else left.at(chosen, joining.outlook)
 
 
 def _placement(joining: Joining, prefill: PrefillCandidate, decode: DecodeCandidate) -> Placement:
@@ -93,36 +99,34 @@ def _placement(joining: Joining, prefill: PrefillCandidate, decode: DecodeCandid
         predicted_tbt_ms=decode.step_s * 1e3,
         output_tokens_expected=joining.output_tokens_expected,
         tbt_ms_max=None if joining.request.resumed else tbt_target_ms(joining.request, joining.limits),
+        ttft_ms_max=None if joining.request.resumed else ttft_target_ms(joining.request, joining.limits),
     )
 
 
-def _able(view: ClusterView, request: ScheduleRequest) -> list[InstanceView]:
-    """Instances that may take the request at all, in the order of their names."""
-    return [
-        instance
-        for _, instance in sorted(view.instances.items())
-        if instance.model == request.model
-        and instance.fingerprint == request.fingerprint
-        and not instance.draining
-        and instance.blocks >= reserved_blocks(request.prompt_tokens, instance.block_tokens, request.samples)
-    ]
-
-
 def _preferred(
-    instances: Sequence[InstanceView],
-    role: Role,
+    instances: Table[RoleColumnsT],
+    block_tokens: int,
     request: ScheduleRequest,
     limits: PlacementLimits,
     now_s: float,
-) -> list[InstanceView]:
-    """Those of a role that are not silent and have not failed this request before.
+) -> Table[RoleColumnsT]:
+    """Those that could hold the request at all, are not silent and have not failed it before.
 
     Where every one is silent it may be our own bus; where every one has failed it may have been a
     passing refusal: then the condition is dropped.
     """
-    in_role = [instance for instance in instances if role in instance.roles]
-    fit = [instance for instance in in_role if instance.instance not in request.excluded] or in_role
-    return [instance for instance in fit if not silent(instance, limits, now_s)] or fit
+    columns = instances.columns
+    fit = columns.blocks >= reserved_blocks(request.prompt_tokens, block_tokens, request.samples)
+    if request.excluded:
+        fit = _if_any(fit, np.array([name not in request.excluded for name in instances.names], np.bool_))
+    fit = _if_any(fit, now_s - columns.heard_at_s <= limits.silence_s_max)
+    return instances if fit.all() else instances.take(np.flatnonzero(fit))
+
+
+def _if_any(fit: Bools, condition: Bools) -> Bools:
+    """Those of `fit` that meet the condition; all of `fit` where none does."""
+    narrowed = fit & condition
+    return narrowed if narrowed.any() else fit
 
 
 def _family(request: ScheduleRequest) -> bytes:

@@ -6,46 +6,25 @@ own prefix and read what comes after it from one other instance, of any role and
 used as far as a tier reaches, never less: inside a tier each further block costs the same to move and
 saves a little more than the one before, since later tokens attend to more; so the time is least at an
 end of it. Where not even a whole tier pays, it is left out: that is where moving and computing break even.
+
+All prefills are looked at in one go, column by column: a prefix to start from is a row of numbers, one for
+each prefill, and the cheapest way is the least in each column.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from heapq import nsmallest
+from math import inf
 
-from kvindex.core import InstanceId, InstanceMatch, Tier
-from policy.choice import PlacementLimits, silent, spread, turn_of
-from policy.core import CostCoefficients, ScheduleRequest
+import numpy as np
+
+from kvindex.core import InstanceId
+from policy.choice import PlacementLimits, turn_of
+from policy.columns import Bools, Floats, Ints, PrefillColumns, Table
+from policy.core import ScheduleRequest
 from policy.cost import prefill_s, ssd_read_s, transfer_s
-from policy.predict import PrefillBacklog, cost_of
+from policy.predict import Outlook, PrefillBacklog
+from policy.prefixes import HeldPrefixes, Source, sources_of
 from policy.view import ClusterView, InstanceView
-
-SOURCES_MAX = 4
-"""Other instances whose prefix is considered for one prefill instance: those with the longest."""
-
-
-@dataclass(frozen=True, slots=True)
-class Extent:
-    """A cached prefix by what it takes to use it: `memory_blocks` lie in memory (device or DRAM), what
-    comes after them, up to `blocks`, has to be read from SSD."""
-
-    memory_blocks: int = 0
-    blocks: int = 0
-
-    def upto(self, blocks: int) -> "Extent":
-        return self if self.blocks <= blocks else Extent(min(self.memory_blocks, blocks), blocks)
-
-    def ends(self) -> tuple[int, ...]:
-        """Where a tier ends, in blocks."""
-        if self.memory_blocks in (0, self.blocks):
-            return (self.blocks,) if self.blocks else ()
-        return (self.memory_blocks, self.blocks)
-
-    def ssd_blocks(self, first: int, end: int) -> int:
-        """How many of the blocks from `first` up to `end` lie on SSD."""
-        return max(0, end - max(first, self.memory_blocks))
-
-
-NOTHING_CACHED = Extent()
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,23 +43,51 @@ class PrefillCandidate:
 
     @property
     def ttft_s(self) -> float:
-        fixed_s = cost_of(self.instance).first_token_fixed_s
+        fixed_s = self.instance.cost.first_token_fixed_s
         return self.backlog.wait_s + self.fetch_s + self.compute_s + fixed_s
-
-    def taken(self) -> "PrefillCandidate":
-        """With one more request like this before it."""
-        wait_s = self.backlog.wait_s + self.compute_s
-        return replace(self, backlog=PrefillBacklog(self.backlog.requests + 1, wait_s))
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
-    """An instance whose cached prefix others may read."""
+class Ways:
+    """One way to the first token for each of some prefills: PrefillCandidates in columns."""
 
-    name: InstanceId
-    extent: Extent
-    ends: tuple[int, ...]
-    cost: CostCoefficients
+    names: Sequence[InstanceId]
+    requests: Floats
+    wait_s: Floats
+    """Both of the backlog."""
+    fetch_s: Floats
+    compute_s: Floats
+    fixed_s: Floats
+    """What a first token takes besides."""
+    prefix_blocks: Floats
+    readers_of: Ints
+    """Whose blocks each reads: a place in `sources`."""
+    sources: Sequence[InstanceId | None]
+    """None: nobody else's."""
+
+    @property
+    def ttft_s(self) -> Floats:
+        return self.wait_s + self.fetch_s + self.compute_s + self.fixed_s
+
+    def take(self, places: Ints) -> "Ways":
+        return Ways(
+            [self.names[place] for place in places.tolist()],
+            self.requests[places],
+            self.wait_s[places],
+            self.fetch_s[places],
+            self.compute_s[places],
+            self.fixed_s[places],
+            self.prefix_blocks[places],
+            self.readers_of[places],
+            self.sources,
+        )
+
+    def taken(self, place: int) -> "Ways":
+        """With one more request like this before the one at `place`."""
+        requests, wait_s = self.requests.copy(), self.wait_s.copy()
+        requests[place] += 1
+        wait_s[place] += self.compute_s[place]
+        return replace(self, requests=requests, wait_s=wait_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,159 +95,137 @@ class PrefillQuestion:
     """Where should `request` be prefilled? What a strategy answers with one PrefillCandidate."""
 
     request: ScheduleRequest
-    prefills: Sequence[InstanceView]
-    """At least one, in the order of their names."""
-    backlogs: Mapping[InstanceId, PrefillBacklog]
-    extents: Mapping[InstanceId, Extent]
-    """Without the block of the prompt's last token: that one is always computed."""
+    prefills: Table[PrefillColumns]
+    """At least one."""
+    block_tokens: int
+    wait_s: Floats
+    """Of each prefill's backlog."""
+    own: HeldPrefixes
+    """Of each prefill, without the block of the prompt's last token: that one is always computed."""
     sources: Sequence[Source]
-    """Longest prefix first, one more than SOURCES_MAX: nobody reads from itself."""
+    """Longest prefix first, without that block too."""
+    ahead: Outlook
     limits: PlacementLimits
     ttft_s_max: float
-    turn: int = 0
+    turn: int
     """See `policy.choice.turn_of`."""
 
 
 def prefill_question(
-    prefills: Sequence[InstanceView],
+    prefills: Table[PrefillColumns],
+    block_tokens: int,
     view: ClusterView,
     request: ScheduleRequest,
-    extents: Mapping[InstanceId, Extent],
-    backlogs: Mapping[InstanceId, PrefillBacklog],
+    held: HeldPrefixes,
+    holders: Ints,
+    ahead: Outlook,
     limits: PlacementLimits,
-    now_s: float,
     ttft_s_max: float,
 ) -> PrefillQuestion:
-    # Instances of one fingerprint have blocks of one size.
-    usable_blocks = (request.prompt_tokens - 1) // prefills[0].block_tokens
-    usable = {name: extent.upto(usable_blocks) for name, extent in extents.items()}
+    """`held` by row of the board; `holders` are the rows where it is more than nothing."""
+    usable = held.upto((request.prompt_tokens - 1) // block_tokens)
     return PrefillQuestion(
         request,
         prefills,
-        backlogs,
-        usable,
-        _sources(view, request, usable, limits, now_s),
+        block_tokens,
+        np.maximum(0.0, prefills.columns.free_at_s - ahead.now_s),
+        usable.of(prefills.rows),
+        sources_of(ahead.board, request, usable, holders, limits, ahead.now_s),
+        ahead,
         limits,
         ttft_s_max,
-        turn_of(request.request_id, view, now_s),
+        turn_of(request.request_id, view, ahead.now_s),
     )
 
 
-def extents_of(matches: Sequence[InstanceMatch]) -> Mapping[InstanceId, Extent]:
-    """Where runs are not told, all is taken to lie in memory."""
-    return {match.instance: _extent(match) for match in matches}
-
-
-def way_alone(question: PrefillQuestion, instance: InstanceView) -> PrefillCandidate:
+def ways_alone(question: PrefillQuestion) -> Ways:
     """The cheapest with nobody's help: compute everything, or start from its own prefix."""
-    return _cheapest(question, instance, _own_prefixes(question, instance))
+    return _cheapest(question, _own_starts(question))
 
 
-def way_with(question: PrefillQuestion, instance: InstanceView) -> PrefillCandidate:
-    """The cheapest of all: alone, or with blocks of one other instance."""
-    return _cheapest(question, instance, _all_prefixes(question, instance))
-
-
-def _cheapest(
-    question: PrefillQuestion, instance: InstanceView, prefixes: Iterable[tuple[InstanceId, int, float]]
-) -> PrefillCandidate:
-    """Of equally fast ways the one that moves less."""
-    prompt_tokens, cost = question.request.prompt_tokens, cost_of(instance)
-    source, prefix_blocks, fetch_s = None, 0, 0.0
-    compute_s = prefill_s(cost, prompt_tokens, 0)
-    for way_source, way_blocks, way_fetch_s in prefixes:
-        prefix_tokens = way_blocks * instance.block_tokens
-        way_compute_s = prefill_s(cost, prompt_tokens - prefix_tokens, prefix_tokens)
-        if way_fetch_s + way_compute_s < fetch_s + compute_s:
-            source, prefix_blocks = way_source, way_blocks
-            fetch_s, compute_s = way_fetch_s, way_compute_s
-    backlog = question.backlogs[instance.instance]
-    return PrefillCandidate(instance, backlog, source, prefix_blocks, fetch_s, compute_s)
-
-
-def _own_prefixes(
-    question: PrefillQuestion, instance: InstanceView
-) -> Iterator[tuple[InstanceId, int, float]]:
-    """(source, blocks in all, time to bring them where they are computed on)."""
-    own = question.extents.get(instance.instance, NOTHING_CACHED)
-    cost, block_bytes = cost_of(instance), instance.block_bytes
-    for blocks in own.ends():
-        yield instance.instance, blocks, ssd_read_s(cost, own.ssd_blocks(0, blocks) * block_bytes)
-
-
-def _all_prefixes(
-    question: PrefillQuestion, instance: InstanceView
-) -> Iterator[tuple[InstanceId, int, float]]:
-    yield from _own_prefixes(question, instance)
-    own = question.extents.get(instance.instance, NOTHING_CACHED)
-    cost, block_bytes = cost_of(instance), instance.block_bytes
-    rise_s = ssd_read_s(cost, own.ssd_blocks(0, own.blocks) * block_bytes)
-    others = [source for source in question.sources if source.name != instance.instance]
-    for source in others[:SOURCES_MAX]:
-        for blocks in source.ends:
-            if blocks > own.blocks:
-                read_s = ssd_read_s(source.cost, source.extent.ssd_blocks(own.blocks, blocks) * block_bytes)
-                moved_s = transfer_s(source.cost, (blocks - own.blocks) * block_bytes)
-                yield source.name, blocks, rise_s + read_s + moved_s
-
-
-def _sources(
-    view: ClusterView,
-    request: ScheduleRequest,
-    extents: Mapping[InstanceId, Extent],
-    limits: PlacementLimits,
-    now_s: float,
-) -> list[Source]:
-    """Whose blocks may be read, longest prefix first; one more than are considered, since nobody reads
-    from itself. Requests take equals in different orders, so that none serves all."""
-    usable = [
-        (extent, instance)
-        for name, extent in extents.items()
-        if extent.blocks > 0
-        and (instance := view.instances.get(name)) is not None
-        and instance.fingerprint == request.fingerprint
-        and name not in request.excluded
-        and not instance.draining
-        and not silent(instance, limits, now_s)
+def ways_with(question: PrefillQuestion, looks_further: Bools | None = None) -> Ways:
+    """The cheapest of all: alone, or with blocks of one other instance. `looks_further`: only for those, the
+    others alone."""
+    starts = _own_starts(question) + [
+        _start_from(question, source, end_blocks, looks_further)
+        for source in question.sources
+        for end_blocks in source.ends
     ]
-    return nsmallest(
-        SOURCES_MAX + 1,
-        _undominated(usable),
-        key=lambda source: (
-            -source.extent.blocks,
-            -source.extent.memory_blocks,
-            spread(request.request_id, source.name),
-        ),
+    return _cheapest(question, starts)
+
+
+def way_at(question: PrefillQuestion, ways: Ways, place: int) -> PrefillCandidate:
+    name, prefix_blocks = ways.names[place], int(ways.prefix_blocks[place])
+    source = ways.sources[ways.readers_of[place]] if prefix_blocks else None
+    return PrefillCandidate(
+        question.ahead.board.instance(name),
+        question.ahead.backlog(name),
+        name if prefix_blocks and source is None else source,
+        prefix_blocks,
+        float(ways.fetch_s[place]),
+        float(ways.compute_s[place]),
     )
 
 
-def _undominated(usable: Sequence[tuple[Extent, InstanceView]]) -> list[Source]:
-    """Without those that have less, and are not quicker, than the one with most in memory.
+@dataclass(frozen=True, slots=True)
+class _Start:
+    """A prefix that prefills may start from, by prefill."""
 
-    Reading from that one or from nobody is never slower: between its end and an own prefix's the time is
-    least at one of the two. And that one itself has no use for those that have less.
-    """
-    if not usable:
-        return []
-    most, most_instance = max(usable, key=lambda one: one[0].memory_blocks)
-    blocks, best = most.memory_blocks, cost_of(most_instance)
-    sources = []
-    for extent, instance in usable:
-        cost = cost_of(instance)
-        if (
-            extent.blocks >= blocks
-            or cost.transfer_fixed_s < best.transfer_fixed_s
-            or cost.transfer_bytes_per_s > best.transfer_bytes_per_s
-        ):
-            sources.append(Source(instance.instance, extent, extent.ends(), cost))
-    return sources
+    source: InstanceId | None
+    """Whose blocks are read; None: nobody else's."""
+    blocks: Floats
+    """In all, its own before them."""
+    fetch_s: Floats
+    """Infinite where this is none for it."""
 
 
-def _extent(match: InstanceMatch) -> Extent:
-    """Along a prefix tiers only get slower; should they not, what comes after the first SSD is SSD."""
-    memory_blocks = 0 if match.runs else match.prefix_blocks
-    for run in match.runs:
-        if run.tier is Tier.SSD:
-            break
-        memory_blocks += run.blocks
-    return Extent(min(memory_blocks, match.prefix_blocks), match.prefix_blocks)
+def _cheapest(question: PrefillQuestion, starts: Sequence[_Start]) -> Ways:
+    """Of equally fast ways the one that moves less: the first of them."""
+    prefills, columns = question.prefills, question.prefills.columns
+    blocks = np.array([start.blocks for start in starts])
+    fetch_s = np.array([start.fetch_s for start in starts])
+    prefix_tokens = blocks * question.block_tokens
+    compute_s = prefill_s(columns, question.request.prompt_tokens - prefix_tokens, prefix_tokens)
+    least = (fetch_s + compute_s).argmin(axis=0)
+    at = (least, np.arange(len(least)))
+    return Ways(
+        prefills.names,
+        columns.requests,
+        question.wait_s,
+        fetch_s[at],
+        compute_s[at],
+        columns.first_token_fixed_s,
+        blocks[at],
+        least,
+        [start.source for start in starts],
+    )
+
+
+def _own_starts(question: PrefillQuestion) -> list[_Start]:
+    """From nothing, from what it has in memory, from all that it has."""
+    own, nothing = question.own, np.zeros(len(question.wait_s))
+    starts = [_Start(None, nothing, nothing), _Start(None, own.memory_blocks, nothing)]
+    if own.on_ssd:
+        starts.append(_Start(None, own.blocks, _rise_s(question)))
+    return starts
+
+
+def _start_from(
+    question: PrefillQuestion, source: Source, end_blocks: int, looks_further: Bools | None
+) -> _Start:
+    """Its own blocks and, after them, the source's up to `end_blocks`."""
+    own, cost, block_bytes = question.own, source.cost, question.prefills.columns.block_bytes
+    fetch_s: Floats | float = _rise_s(question) if own.on_ssd else 0.0
+    if end_blocks > source.memory_blocks:
+        ssd_blocks = end_blocks - np.maximum(own.blocks, source.memory_blocks)
+        fetch_s = fetch_s + ssd_read_s(cost, ssd_blocks * block_bytes)
+    read_blocks = end_blocks - own.blocks
+    fetch_s = fetch_s + transfer_s(cost, read_blocks * block_bytes)
+    useful = read_blocks > 0 if looks_further is None else looks_further & (read_blocks > 0)
+    return _Start(source.name, np.full(len(read_blocks), float(end_blocks)), np.where(useful, fetch_s, inf))
+
+
+def _rise_s(question: PrefillQuestion) -> Floats:
+    """Time to read what each has on its own SSD."""
+    own, columns = question.own, question.prefills.columns
+    return ssd_read_s(columns, (own.blocks - own.memory_blocks) * columns.block_bytes)

@@ -1,17 +1,15 @@
 """What the view says about the near future: how long prefills are busy, and what comes to each decode when.
 
-Load counts once: a request that prefill lists and decode has reserved for is decode's; a booking
-counts until a snapshot lists it. Times are seconds from now.
+What has to be added up for it is kept by the view's board. Times are seconds from now.
 """
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from kvindex.core import InstanceId
-from policy.core import CostCoefficients
-from policy.cost import ASSUMED_COST, prefill_s, step_s
-from policy.load_sums import Coming, DecodeLoad, RequestKey
-from policy.view import Booking, ClusterView, InstanceView
+from policy.board import Board
+from policy.cost import step_s
+from policy.load_sums import DecodeLoad
+from policy.view import ClusterView, InstanceView
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,9 +18,6 @@ class PrefillBacklog:
 
     requests: int = 0
     wait_s: float = 0.0
-
-
-NO_BACKLOG = PrefillBacklog()
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,16 +35,23 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """The view as far as decisions read it, put together once a decision."""
+    """The view at one moment, as decisions read it; valid until the next one is made."""
 
     now_s: float
-    backlogs: Mapping[InstanceId, PrefillBacklog]
-    coming: Mapping[InstanceId, Sequence[tuple[float, Coming | Booking]]]
-    """By decode: what is on its way there, and when its prefill is done. One that nothing comes to is left
-    out."""
-    loads: Mapping[InstanceId, DecodeLoad]
-    priority_max: int
-    """Of all requests that the cluster is busy with; at least 0, which is a request's that names none."""
+    board: Board
+
+    @property
+    def priority_max(self) -> int:
+        """Of all requests that the cluster is busy with; at least 0, which is a request's that names none."""
+        return self.board.priority_max
+
+    def backlog(self, prefill: InstanceId) -> PrefillBacklog:
+        queue = self.board.queue(prefill)
+        return PrefillBacklog(queue.requests, max(0.0, queue.free_at_s - self.now_s))
+
+    def load(self, decode: InstanceId) -> DecodeLoad:
+        """Of a known instance, once all that is on its way there has come."""
+        return self.board.load(decode)
 
     def arrivals(self, decode: InstanceId) -> list[Arrival]:
         return [
@@ -60,50 +62,18 @@ class Outlook:
                 request.output_tokens_expected,
                 request.blocks,
             )
-            for done_s, request in self.coming.get(decode, ())
+            for done_s, request in self.board.arriving(decode)
         ]
 
 
-def cost_of(instance: InstanceView) -> CostCoefficients:
-    if instance.load is None or instance.load.cost is None:
-        return ASSUMED_COST
-    return instance.load.cost
-
-
 def outlook(view: ClusterView, now_s: float) -> Outlook:
-    """Each prefill is a queue of its snapshot's work, then of what was booked, that drains meanwhile."""
-    requests: dict[InstanceId, int] = {}
-    free_at_s: dict[InstanceId, float] = {}
-    coming: list[tuple[float, Coming | Booking]] = []
-    loads: dict[InstanceId, DecodeLoad] = {}
-    priorities = [0]
-    for name, instance in view.instances.items():
-        sums, heard_at_s = instance.sums, instance.heard_at_s
-        loads[name] = sums.present
-        priorities.append(sums.priority_max)
-        if sums.coming:
-            requests[name] = len(sums.coming)
-            free_at_s[name] = heard_at_s + sums.queue_s
-            coming += [(heard_at_s + request.done_s, request) for request in sums.coming]
-    for booking in sorted(view.bookings.values(), key=lambda booking: booking.booked_at_s):
-        name, booked_at_s = booking.prefill, booking.booked_at_s
-        prefill = view.instances.get(name)
-        if prefill is not None:
-            work_s = prefill_s(cost_of(prefill), booking.new_tokens, booking.prefix_tokens)
-            requests[name] = requests.get(name, 0) + 1
-            free_at_s[name] = max(free_at_s.get(name, prefill.heard_at_s), booked_at_s) + work_s
-            coming.append((free_at_s[name], booking))
-        priorities.append(booking.priority)
-    by_decode = _by_decode(view, coming, loads)
-    backlogs = dict.fromkeys(view.instances, NO_BACKLOG)
-    for name, count in requests.items():
-        backlogs[name] = PrefillBacklog(count, max(0.0, free_at_s[name] - now_s))
-    return Outlook(now_s, backlogs, by_decode, loads, max(priorities))
+    view.board.move_to(view)
+    return Outlook(now_s, view.board)
 
 
 def step_with_s(instance: InstanceView, load: DecodeLoad, kv_tokens: int, samples: int = 1) -> float:
     """Time of a step at `instance` once a request of `kv_tokens` a sample has joined `load`."""
-    return step_s(cost_of(instance), load.sequences + samples, load.kv_tokens + samples * kv_tokens)
+    return step_s(instance.cost, load.sequences + samples, load.kv_tokens + samples * kv_tokens)
 
 
 def present_load(instance: InstanceView) -> DecodeLoad:
@@ -113,36 +83,4 @@ def present_load(instance: InstanceView) -> DecodeLoad:
 
 def room_blocks(instance: InstanceView, load: DecodeLoad) -> int:
     """Blocks that a further reservation can take; negative where more is on its way than fits."""
-    snapshot = instance.load
-    if snapshot is None:
-        return instance.blocks - load.blocks_pending
-    return snapshot.blocks_free + snapshot.blocks_cached - load.blocks_pending
-
-
-def _by_decode(
-    view: ClusterView,
-    coming: Sequence[tuple[float, Coming | Booking]],
-    loads: dict[InstanceId, DecodeLoad],
-) -> dict[InstanceId, list[tuple[float, Coming | Booking]]]:
-    """Without what decode has reserved for already, and each request once. Adds it all to `loads`."""
-    found: dict[InstanceId, list[tuple[float, Coming | Booking]]] = {}
-    added: dict[InstanceId, list[int]] = {}
-    counted: set[RequestKey] = set()
-    for arriving in coming:
-        request = arriving[1]
-        name, key = request.decode, request.key
-        decode = view.instances.get(name)
-        if decode is None or key in counted or key in decode.sums.running_keys:
-            continue
-        counted.add(key)
-        if name not in found:
-            found[name], added[name] = [], [0, 0, 0]
-        found[name].append(arriving)
-        sums = added[name]
-        sums[0] += request.samples
-        sums[1] += request.samples * request.kv_tokens
-        sums[2] += request.blocks
-    for name, (sequences, kv_tokens, blocks) in added.items():
-        present = loads[name]
-        loads[name] = DecodeLoad(present.sequences + sequences, present.kv_tokens + kv_tokens, blocks)
-    return found
+    return instance.free_blocks - load.blocks_pending

@@ -15,40 +15,41 @@ Whoever is chosen uses what it has cached itself: no engine computes what lies i
 share the load, those first that have the least to move, by the request's name, the same in every conductor.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from math import inf
 
-from policy.choice import Strategy, equals_bound_s, in_turn, nearly_least, spread
+import numpy as np
+
+from policy.choice import Strategy
+from policy.columns import Bools, Floats
+from policy.nearest import first_by_name, in_turn, nearly_least
 from policy.place_prefill import (
-    NOTHING_CACHED,
     PrefillCandidate,
     PrefillQuestion,
-    way_alone,
-    way_with,
+    Ways,
+    way_at,
+    ways_alone,
+    ways_with,
 )
-from policy.view import InstanceView
 
 PrefillChoice = Callable[[PrefillQuestion], PrefillCandidate]
 
 
 def random(question: PrefillQuestion) -> PrefillCandidate:
-    chosen = min(
-        question.prefills, key=lambda instance: spread(question.request.request_id, instance.instance)
-    )
-    return way_alone(question, chosen)
+    ways = ways_alone(question)
+    chosen = first_by_name(question.request.request_id, ways.names, np.arange(len(ways.names)))
+    return way_at(question, ways, chosen)
 
 
 def load_balance(question: PrefillQuestion) -> PrefillCandidate:
     """The shortest queue, in seconds of work."""
-    ways = [way_alone(question, instance) for instance in question.prefills]
-    return _least(question, ways, lambda way: way.backlog.wait_s, inf)
+    return _least(question, ways_alone(question), lambda ways: ways.wait_s, inf)
 
 
 def cache_aware(question: PrefillQuestion) -> PrefillCandidate:
     """The soonest first token where everybody uses only what it has cached itself (the paper's local
     cache-aware scheduling)."""
-    ways = [way_alone(question, instance) for instance in question.prefills]
-    return _least(question, ways, lambda way: way.ttft_s, question.ttft_s_max)
+    return _least(question, ways_alone(question), _ttft_s, question.ttft_s_max)
 
 
 def kvcache_centric(question: PrefillQuestion) -> PrefillCandidate:
@@ -57,30 +58,21 @@ def kvcache_centric(question: PrefillQuestion) -> PrefillCandidate:
     Doing without is always a candidate too; in the note's text it is missing where some other instance
     holds more, and the first way to be looked at would win over a better one.
     """
-    ways = [
-        way_with(question, instance) if _looks_further(question, instance) else way_alone(question, instance)
-        for instance in question.prefills
-    ]
-    return _least(question, ways, lambda way: way.ttft_s, question.ttft_s_max)
+    return _least(question, ways_with(question, _looks_further(question)), _ttft_s, question.ttft_s_max)
 
 
 def joint(question: PrefillQuestion) -> PrefillCandidate:
     """The soonest first token over all ways; among equals the fewest requests, then the least to move."""
 
-    def choose(ways: Sequence[PrefillCandidate]) -> PrefillCandidate:
-        equals = nearly_least(ways, lambda way: way.ttft_s, question.limits, question.ttft_s_max)
-        requests_min = min(way.backlog.requests for way in equals)
-        equals = [way for way in equals if way.backlog.requests == requests_min]
-        return _first(question, nearly_least(equals, lambda way: way.fetch_s, question.limits, inf))
+    def choose(ways: Ways) -> int:
+        equals = nearly_least(ways.ttft_s, question.limits, question.ttft_s_max)
+        requests = ways.requests[equals]
+        equals = equals[requests == requests.min()]
+        equals = equals[nearly_least(ways.fetch_s[equals], question.limits, inf)]
+        return first_by_name(question.request.request_id, ways.names, equals)
 
-    return in_turn(
-        _soonest(question),
-        question.turn,
-        choose,
-        PrefillCandidate.taken,
-        lambda way: way.ttft_s,
-        question.ttft_s_max,
-    )
+    ways = ways_with(question)
+    return way_at(question, ways, in_turn(ways, question.turn, choose, _ttft_s, question.ttft_s_max))
 
 
 STRATEGIES: Mapping[Strategy, PrefillChoice] = {
@@ -92,47 +84,31 @@ STRATEGIES: Mapping[Strategy, PrefillChoice] = {
 }
 
 
-def _soonest(question: PrefillQuestion) -> list[PrefillCandidate]:
-    """The cheapest ways of all instances that could be equals of the best: shortest queue first, until a
-    queue alone takes longer. Where others have their turn before, all."""
-    if question.turn:
-        return [way_with(question, instance) for instance in question.prefills]
-    backlogs = question.backlogs
-    ways: list[PrefillCandidate] = []
-    bound_s = inf
-    for instance in sorted(question.prefills, key=lambda one: backlogs[one.instance].wait_s):
-        if backlogs[instance.instance].wait_s > bound_s:
-            break
-        way = way_with(question, instance)
-        bound_s = min(bound_s, equals_bound_s(way.ttft_s, question.limits))
-        ways.append(way)
-    return ways
+def _ttft_s(ways: Ways) -> Floats:
+    return ways.ttft_s
 
 
-def _looks_further(question: PrefillQuestion, instance: InstanceView) -> bool:
+def _looks_further(question: PrefillQuestion) -> Bools:
     """The paper's test, best prefix against the own one, and the note's, own prefix against the prompt."""
-    own = question.extents.get(instance.instance, NOTHING_CACHED)
-    best_blocks = max((source.extent.blocks for source in question.sources), default=0)
-    own_tokens = own.blocks * instance.block_tokens
-    return (
-        best_blocks > own.blocks
-        and best_blocks >= question.limits.kvcache_balancing_threshold * own.blocks
-        and own_tokens < question.limits.kvcache_local_share_min * question.request.prompt_tokens
+    own_blocks = question.own.blocks
+    best_blocks = question.sources[0].blocks if question.sources else 0
+    looks_further: Bools = (
+        (best_blocks > own_blocks)
+        & (best_blocks >= question.limits.kvcache_balancing_threshold * own_blocks)
+        & (
+            own_blocks * question.block_tokens
+            < question.limits.kvcache_local_share_min * question.request.prompt_tokens
+        )
     )
+    return looks_further
 
 
 def _least(
-    question: PrefillQuestion,
-    ways: list[PrefillCandidate],
-    value_s: Callable[[PrefillCandidate], float],
-    target_s: float,
+    question: PrefillQuestion, ways: Ways, value_s: Callable[[Ways], Floats], target_s: float
 ) -> PrefillCandidate:
-    def choose(ways: Sequence[PrefillCandidate]) -> PrefillCandidate:
-        equals = nearly_least(ways, value_s, question.limits, target_s)
-        return _first(question, nearly_least(equals, lambda way: way.fetch_s, question.limits, inf))
+    def choose(ways: Ways) -> int:
+        equals = nearly_least(value_s(ways), question.limits, target_s)
+        equals = equals[nearly_least(ways.fetch_s[equals], question.limits, inf)]
+        return first_by_name(question.request.request_id, ways.names, equals)
 
-    return in_turn(ways, question.turn, choose, PrefillCandidate.taken, value_s, target_s)
-
-
-def _first(question: PrefillQuestion, equals: Sequence[PrefillCandidate]) -> PrefillCandidate:
-    return min(equals, key=lambda way: spread(question.request.request_id, way.instance.instance))
+    return way_at(question, ways, in_turn(ways, question.turn, choose, value_s, target_s))

@@ -8,7 +8,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from kvindex.core import InstanceId
-from policy.core import EndedRequest, InstanceState, LoadSnapshot, Placement, RequestId, Role
+from policy.board import Board
+from policy.core import (
+    CostCoefficients,
+    EndedRequest,
+    InstanceState,
+    LoadSnapshot,
+    Placement,
+    RequestId,
+    Role,
+)
 from policy.lengths import OutputLengths, with_ended
 from policy.load_sums import NO_LOAD, LoadSums, RequestKey, load_sums, reserved_blocks
 
@@ -41,6 +50,16 @@ class InstanceView:
     @property
     def draining(self) -> bool:
         return self.load is not None and self.load.state is InstanceState.DRAINING
+
+    @property
+    def cost(self) -> CostCoefficients:
+        """What it announced, or what is assumed until then."""
+        return self.sums.cost
+
+    @property
+    def free_blocks(self) -> int:
+        """Blocks that a reservation could take now."""
+        return self.blocks if self.load is None else self.load.blocks_free + self.load.blocks_cached
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +95,10 @@ class Booking:
 class ClusterView:
     instances: Mapping[InstanceId, InstanceView] = field(default_factory=dict)
     bookings: Mapping[RequestId, Booking] = field(default_factory=dict)
-    """At most one a request: that of its latest attempt."""
+    """At most one a request, that of its latest attempt, in the order in which they came."""
     lengths: OutputLengths = field(default_factory=OutputLengths)
+    board: Board = field(default_factory=Board, compare=False, repr=False)
+    """A cache of what decisions read, handed on from fold to fold: see `policy.board`."""
 
 
 def with_instance(view: ClusterView, instance: InstanceView) -> ClusterView:
@@ -132,6 +153,7 @@ def with_load(view: ClusterView, load: LoadSnapshot, incarnation: int, seq: int,
         {**view.instances, load.instance: instance},
         _without_listed(view.bookings, instance),
         with_ended(view.lengths, _newly_ended(known.load, load)),
+        view.board,
     )
 
 
@@ -140,7 +162,10 @@ def with_booking(view: ClusterView, booking: Booking) -> ClusterView:
     known = view.bookings.get(booking.request_id)
     if known is not None and known.attempt > booking.attempt:
         return view
-    return replace(view, bookings={**view.bookings, booking.request_id: booking})
+    earlier = view.bookings
+    if known is not None:
+        earlier = {name: other for name, other in earlier.items() if other is not known}
+    return replace(view, bookings={**earlier, booking.request_id: booking})
 
 
 def with_placement(
@@ -195,10 +220,14 @@ def _without_listed(
 ) -> Mapping[RequestId, Booking]:
     """Either of a placement's instances shows its load: prefill names the decode it works for. What came
     and went between two snapshots is among the ended."""
-    if not bookings:
-        return bookings
     sums = instance.sums
-    return {name: booking for name, booking in bookings.items() if booking.key not in sums.listed_keys}
+    told = [name for name in bookings.keys() & sums.listed if bookings[name].key in sums.listed_keys]
+    if not told:
+        return bookings
+    kept = dict(bookings)
+    for name in told:
+        del kept[name]
+    return kept
 
 
 def _newly_ended(known: LoadSnapshot | None, load: LoadSnapshot) -> tuple[EndedRequest, ...]:

@@ -240,7 +240,7 @@ async def test_a_booking_ends_with_the_snapshot_that_lists_it(stage: Stage):
     assert list(stage.conductor.state.current().bookings) == ["r"]
     await stage.tell_load(snapshot(placement.prefill, queued=(queued("r", 1000, placement.decode),)))
     await eventually(lambda: not stage.conductor.state.current().bookings)
-    backlog = outlook(stage.conductor.state.current(), stage.clock()).backlogs[placement.prefill]
+    backlog = outlook(stage.conductor.state.current(), stage.clock()).backlog(placement.prefill)
     assert backlog.requests == 1
 
 

@@ -53,8 +53,8 @@ def ratio(loads: Sequence[float]) -> float:
 
 
 def queues_s(view: ClusterView) -> list[float]:
-    backlogs = outlook(view, 0.0).backlogs
-    return [backlogs[InstanceId(f"p{i}")].wait_s for i in range(INSTANCES)]
+    ahead = outlook(view, 0.0)
+    return [ahead.backlog(InstanceId(f"p{i}")).wait_s for i in range(INSTANCES)]
 
 
 def decodes(count: int = INSTANCES):

@@ -23,10 +23,11 @@ from tests.support.views import (
 from kvindex.core import InstanceId, InstanceMatch, Tier, TierRun
 from policy import place_prefill
 from policy.choice import PlacementLimits
+from policy.columns import Floats, PrefillColumns
 from policy.core import CostCoefficients, InstanceState, Placement, Role
 from policy.cost import prefill_s, ssd_read_s, transfer_s
 from policy.place import place
-from policy.place_prefill import SOURCES_MAX, Extent, extents_of
+from policy.prefixes import SOURCES_MAX, memory_blocks_of
 from policy.view import InstanceView
 
 pytestmark = pytest.mark.unit
@@ -86,11 +87,11 @@ class TestOwnPrefix:
             assert won.prefix_blocks == used
 
     def test_untold_tiers_count_as_memory(self):
-        assert extents_of((InstanceMatch(P1, 7),)) == {P1: Extent(7, 7)}
+        assert memory_blocks_of(InstanceMatch(P1, 7)) == 7
 
     def test_what_comes_after_ssd_counts_as_ssd(self):
         runs = (TierRun(Tier.DEVICE, 2), TierRun(Tier.DRAM, 3), TierRun(Tier.SSD, 1), TierRun(Tier.DRAM, 4))
-        assert extents_of((InstanceMatch(P1, 10, runs),)) == {P1: Extent(5, 10)}
+        assert memory_blocks_of(InstanceMatch(P1, 10, runs)) == 5
 
 
 class TestRemotePrefix:
@@ -156,10 +157,10 @@ class TestRemotePrefix:
         """Of 64 prefills and 64 decodes each holds another length in two tiers."""
         predictions = 0
 
-        def counted(*arguments: object) -> float:
+        def counted(cost: PrefillColumns, new_tokens: Floats, prefix_tokens: Floats) -> Floats:
             nonlocal predictions
-            predictions += 1
-            return prefill_s(*arguments)
+            predictions += new_tokens.size
+            return prefill_s(cost, new_tokens, prefix_tokens)
 
         monkeypatch.setattr(place_prefill, "prefill_s", counted)
         names = [f"{kind}{number}" for kind in "pd" for number in range(64)]

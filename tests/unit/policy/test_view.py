@@ -120,8 +120,8 @@ class TestBookings:
 
 class TestPredictedLoad:
     def test_bookings_add_to_the_queue(self):
-        before = outlook(QUAD, 0.0).backlogs[P1]
-        after = outlook(with_booking(QUAD, booking()), 0.0).backlogs[P1]
+        before = outlook(QUAD, 0.0).backlog(P1)
+        after = outlook(with_booking(QUAD, booking()), 0.0).backlog(P1)
         assert (before.requests, before.wait_s) == (0, 0.0)
         assert after.requests == 1
         assert after.wait_s == pytest.approx(0.01 + 0.9 + 1e-8 * 900 * (100 + 450))
@@ -130,23 +130,23 @@ class TestPredictedLoad:
         view = QUAD
         for i in range(3):
             view = with_booking(view, booking(f"r{i}", at_s=float(10 * i)))
-        work_s = outlook(with_booking(QUAD, booking()), 0.0).backlogs[P1].wait_s
-        assert outlook(view, 20.25).backlogs[P1].wait_s == pytest.approx(work_s - 0.25)
-        assert outlook(view, 22.0).backlogs[P1].wait_s == 0.0
+        work_s = outlook(with_booking(QUAD, booking()), 0.0).backlog(P1).wait_s
+        assert outlook(view, 20.25).backlog(P1).wait_s == pytest.approx(work_s - 0.25)
+        assert outlook(view, 22.0).backlog(P1).wait_s == 0.0
 
     def test_a_request_counts_once_at_its_decode(self):
         view = view_of(
             prefill("p1", queued("reserved", 160), queued("waiting", 160)),
             decode("d1", running("reserved", kv_tokens=160)),
         )
-        load = outlook(with_booking(view, booking("booked")), 0.0).loads[D1]
+        load = outlook(with_booking(view, booking("booked")), 0.0).load(D1)
         assert load.sequences == 3
         assert load.kv_tokens == 160 + 160 + 1000
         assert load.blocks_pending == 11 + 64
 
     def test_every_sample_that_grows_is_one_more_in_a_step(self):
         view = view_of(prefill("p1"), decode("d1", replace(running("r"), samples=4), running("s")))
-        assert outlook(view, 0.0).loads[D1].sequences == 5
+        assert outlook(view, 0.0).load(D1).sequences == 5
 
 
 @given(
@@ -162,5 +162,5 @@ def test_one_booking_a_request_that_of_its_highest_attempt(drawn):
         view = with_booking(view, booking(name, attempt, at_prefill, at_decode))
     highest = {name: max(a for n, a, _, _ in drawn if n == name) for name, _, _, _ in drawn}
     assert {name: known.attempt for name, known in view.bookings.items()} == highest
-    backlogs = outlook(view, 0.0).backlogs
-    assert backlogs[P1].requests + backlogs[P2].requests == len(highest)
+    ahead = outlook(view, 0.0)
+    assert ahead.backlog(P1).requests + ahead.backlog(P2).requests == len(highest)

@@ -1,0 +1,145 @@
+"""Whose cached prefix of a prompt is how long, and whose may be read by others."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from heapq import nsmallest
+
+import numpy as np
+
+from kvindex.core import InstanceId, InstanceMatch, Tier
+from policy.board import Board
+from policy.choice import PlacementLimits, spread
+from policy.columns import Bools, Floats, Ints
+from policy.core import CostCoefficients, ScheduleRequest
+
+SOURCES_MAX = 4
+"""Instances whose prefix is considered for others: those with the longest."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeldPrefixes:
+    """Cached prefixes of a prompt by row, zero where there is none: `memory_blocks` lie in memory (device or
+    DRAM), what comes after them, up to `blocks`, has to be read from SSD."""
+
+    memory_blocks: Floats
+    blocks: Floats
+    on_ssd: bool
+    """Some of it, somewhere."""
+
+    def upto(self, blocks: int) -> "HeldPrefixes":
+        in_memory, in_all = np.minimum(self.memory_blocks, blocks), np.minimum(self.blocks, blocks)
+        return HeldPrefixes(in_memory, in_all, self.on_ssd)
+
+    def of(self, rows: Ints) -> "HeldPrefixes":
+        return HeldPrefixes(self.memory_blocks[rows], self.blocks[rows], self.on_ssd)
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """An instance whose cached prefix others may read."""
+
+    name: InstanceId
+    memory_blocks: int
+    blocks: int
+    cost: CostCoefficients
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """Where a tier ends, in blocks."""
+        if self.memory_blocks in (0, self.blocks):
+            return (self.blocks,)
+        return (self.memory_blocks, self.blocks)
+
+
+def held_prefixes(
+    matches: Sequence[InstanceMatch], row_of: Mapping[InstanceId, int]
+) -> tuple[HeldPrefixes, Ints]:
+    """By row of the board, and the rows of those that hold something, in the order of the matches. Of
+    instances that the board does not know nothing is taken over."""
+    memory_blocks, blocks, on_ssd = [0] * len(row_of), [0] * len(row_of), False
+    holders: list[int] = []
+    for match in matches:
+        row = row_of.get(match.instance)
+        if row is not None:
+            holders.append(row)
+            blocks[row] = match.prefix_blocks
+            memory_blocks[row] = in_memory = memory_blocks_of(match)
+            on_ssd = on_ssd or in_memory != match.prefix_blocks
+    held = HeldPrefixes(np.array(memory_blocks, np.float64), np.array(blocks, np.float64), on_ssd)
+    return held, np.array(holders, np.intp)
+
+
+def memory_blocks_of(match: InstanceMatch) -> int:
+    """Where runs are not told, all is taken to lie in memory. Along a prefix tiers only get slower; should
+    they not, what comes after the first SSD is SSD."""
+    if not match.runs:
+        return match.prefix_blocks
+    blocks = 0
+    for run in match.runs:
+        if run.tier is Tier.SSD:
+            break
+        blocks += run.blocks
+    return min(blocks, match.prefix_blocks)
+
+
+def sources_of(
+    board: Board,
+    request: ScheduleRequest,
+    held: HeldPrefixes,
+    rows: Ints,
+    limits: PlacementLimits,
+    now_s: float,
+) -> list[Source]:
+    """Of the instances in `rows` those whose blocks may be read, longest prefix first: not one that takes no
+    requests, is silent, or failed this request before. Requests take equals in different orders, so that none
+    serves all."""
+    readable = board.readable(request.fingerprint)
+    if readable is None or not len(rows):
+        return []
+    holders = board.holders
+    heard = now_s - holders.columns.heard_at_s[rows] <= limits.silence_s_max
+    rows = rows[(held.blocks[rows] > 0) & readable[rows] & heard]
+    if request.excluded:
+        rows = rows[np.array([holders.names[row] not in request.excluded for row in rows.tolist()], np.bool_)]
+    if not len(rows):
+        return []
+    rows = rows[_undominated(board, held.of(rows), rows)]
+    rows = rows[_longest(held.of(rows))]
+    sources = [
+        Source(name, int(held.memory_blocks[row]), int(held.blocks[row]), board.instance(name).cost)
+        for row in rows.tolist()
+        for name in (holders.names[row],)
+    ]
+    return nsmallest(
+        SOURCES_MAX,
+        sources,
+        key=lambda source: (-source.blocks, -source.memory_blocks, spread(request.request_id, source.name)),
+    )
+
+
+def _undominated(board: Board, held: HeldPrefixes, rows: Ints) -> Bools:
+    """Without those that have less, and are not quicker, than the one with most in memory.
+
+    Reading from that one or from nobody is never slower: between its end and an own prefix's the time is
+    least at one of the two. And that one itself has no use for those that have less.
+    """
+    most = np.argmax(held.memory_blocks)
+    _, fixed_s, bytes_per_s = board.holders.columns
+    fixed_s, bytes_per_s = fixed_s[rows], bytes_per_s[rows]
+    undominated: Bools = (
+        (held.blocks >= held.memory_blocks[most])
+        | (fixed_s < fixed_s[most])
+        | (bytes_per_s > bytes_per_s[most])
+    )
+    return undominated
+
+
+def _longest(held: HeldPrefixes) -> Ints | slice:
+    """Those of which SOURCES_MAX are the longest: more where there are equals."""
+    if len(held.blocks) <= SOURCES_MAX:
+        return slice(None)
+    last = np.lexsort((-held.memory_blocks, -held.blocks))[SOURCES_MAX - 1]
+    blocks, memory_blocks = held.blocks[last], held.memory_blocks[last]
+    return np.flatnonzero(
+        (held.blocks > blocks) | ((held.blocks == blocks) & (held.memory_blocks >= memory_blocks))
+    )

@@ -1,0 +1,115 @@
+"""The strategies' choice among ways that stand in a list: see `plain_place`."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from math import inf
+
+from tests.support.plain_ways import (
+    NOTHING_CACHED,
+    PrefillQuestion,
+    in_turn,
+    nearly_least,
+    way_alone,
+    way_with,
+)
+
+from policy.choice import Strategy, spread
+from policy.place_prefill import PrefillCandidate
+from policy.predict import PrefillBacklog
+from policy.view import InstanceView
+
+
+def taken(way: PrefillCandidate) -> PrefillCandidate:
+    """With one more request like this before it."""
+    wait_s = way.backlog.wait_s + way.compute_s
+    return replace(way, backlog=PrefillBacklog(way.backlog.requests + 1, wait_s))
+
+
+def random(question: PrefillQuestion) -> PrefillCandidate:
+    chosen = min(
+        question.prefills, key=lambda instance: spread(question.request.request_id, instance.instance)
+    )
+    return way_alone(question, chosen)
+
+
+def load_balance(question: PrefillQuestion) -> PrefillCandidate:
+    """The shortest queue, in seconds of work."""
+    ways = [way_alone(question, instance) for instance in question.prefills]
+    return _least(question, ways, lambda way: way.backlog.wait_s, inf)
+
+
+def cache_aware(question: PrefillQuestion) -> PrefillCandidate:
+    """The soonest first token where everybody uses only what it has cached itself (the paper's local
+    cache-aware scheduling)."""
+    ways = [way_alone(question, instance) for instance in question.prefills]
+    return _least(question, ways, lambda way: way.ttft_s, question.ttft_s_max)
+
+
+def kvcache_centric(question: PrefillQuestion) -> PrefillCandidate:
+    """The soonest first token where another's prefix may be brought in (the study note's algorithm).
+
+    Doing without is always a candidate too; in the note's text it is missing where some other instance
+    holds more, and the first way to be looked at would win over a better one.
+    """
+    ways = [
+        way_with(question, instance) if _looks_further(question, instance) else way_alone(question, instance)
+        for instance in question.prefills
+    ]
+    return _least(question, ways, lambda way: way.ttft_s, question.ttft_s_max)
+
+
+def joint(question: PrefillQuestion) -> PrefillCandidate:
+    """The soonest first token over all ways; among equals the fewest requests, then the least to move."""
+
+    def choose(ways: Sequence[PrefillCandidate]) -> PrefillCandidate:
+        equals = nearly_least(ways, lambda way: way.ttft_s, question.limits, question.ttft_s_max)
+        requests_min = min(way.backlog.requests for way in equals)
+        equals = [way for way in equals if way.backlog.requests == requests_min]
+        return _first(question, nearly_least(equals, lambda way: way.fetch_s, question.limits, inf))
+
+    return in_turn(
+        [way_with(question, instance) for instance in question.prefills],
+        question.turn,
+        choose,
+        taken,
+        lambda way: way.ttft_s,
+        question.ttft_s_max,
+    )
+
+
+PLAIN_STRATEGIES = {
+    Strategy.RANDOM: random,
+    Strategy.LOAD_BALANCE: load_balance,
+    Strategy.CACHE_AWARE: cache_aware,
+    Strategy.KVCACHE_CENTRIC: kvcache_centric,
+    Strategy.JOINT: joint,
+}
+
+
+def _looks_further(question: PrefillQuestion, instance: InstanceView) -> bool:
+    """The paper's test, best prefix against the own one, and the note's, own prefix against the prompt."""
+    own = question.extents.get(instance.instance, NOTHING_CACHED)
+    best_blocks = max((source.extent.blocks for source in question.sources), default=0)
+    own_tokens = own.blocks * instance.block_tokens
+    return (
+        best_blocks > own.blocks
+        and best_blocks >= question.limits.kvcache_balancing_threshold * own.blocks
+        and own_tokens < question.limits.kvcache_local_share_min * question.request.prompt_tokens
+    )
+
+
+def _least(
+    question: PrefillQuestion,
+    ways: list[PrefillCandidate],
+    value_s: Callable[[PrefillCandidate], float],
+    target_s: float,
+) -> PrefillCandidate:
+    def choose(ways: Sequence[PrefillCandidate]) -> PrefillCandidate:
+        equals = nearly_least(ways, value_s, question.limits, target_s)
+        return _first(question, nearly_least(equals, lambda way: way.fetch_s, question.limits, inf))
+
+    return in_turn(ways, question.turn, choose, taken, value_s, target_s)
+
+
+def _first(question: PrefillQuestion, equals: Sequence[PrefillCandidate]) -> PrefillCandidate:
+    return min(equals, key=lambda way: spread(question.request.request_id, way.instance.instance))
