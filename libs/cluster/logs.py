@@ -137,13 +137,17 @@ def _clean(value: object, nesting_left: int) -> object:
 
 def without_credentials(text: str) -> str:
     """`text` with user and password blanked in every URL."""
+    # Most lines have none, and a conductor writes one for each decision.
+    if "://" not in text:
+        return text
     return _URL_CREDENTIALS.sub(rf"\1{_BLANK}@", text)
 
 
 def _clean_text(text: str) -> str:
     text = without_credentials(text)
-    # A lone surrogate (from undecodable input) cannot be written as UTF-8.
-    text = text.encode("utf-8", "replace").decode()
+    if not text.isascii():
+        # A lone surrogate (from undecodable input) cannot be written as UTF-8.
+        text = text.encode("utf-8", "replace").decode()
     return text if len(text) <= FIELD_CHARS_MAX else text[:FIELD_CHARS_MAX] + "…"
 
 

@@ -4,6 +4,7 @@ Everything in `policy` reads and returns these. Units come last in a name; `_tok
 counts, token ids are called `token_ids`.
 """
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import NewType
@@ -145,12 +146,29 @@ class CostCoefficients:
     """What a first token takes beside queue, fetch and computing: placing, messages, reserving."""
 
     def __post_init__(self) -> None:
-        for name, value in asdict(self).items():
-            if value < 0:
-                raise ValueError(f"{name}: {value}, must be at least 0")
-        for name in ("transfer_bytes_per_s", "ssd_bytes_per_s"):
-            if asdict(self)[name] == 0:
-                raise ValueError(f"{name}: 0, must be above 0")
+        # One by one: this runs for each load snapshot that is received.
+        if (
+            self.prefill_fixed_s < 0
+            or self.prefill_per_token_s < 0
+            or self.prefill_per_token_pair_s < 0
+            or self.step_fixed_s < 0
+            or self.step_per_request_s < 0
+            or self.step_per_kv_token_s < 0
+            or self.transfer_fixed_s < 0
+            or self.transfer_bytes_per_s <= 0
+            or self.ssd_fixed_s < 0
+            or self.ssd_bytes_per_s <= 0
+            or self.first_token_fixed_s < 0
+        ):
+            raise ValueError(_wrong_coefficient(asdict(self)))
+
+
+def _wrong_coefficient(values: Mapping[str, float]) -> str:
+    """Which one is out of bounds, and its bound."""
+    bandwidths = ("transfer_bytes_per_s", "ssd_bytes_per_s")
+    name = next(name for name, value in values.items() if value < 0 or (value == 0 and name in bandwidths))
+    least = "above 0" if name in bandwidths and values[name] == 0 else "at least 0"
+    return f"{name}: {values[name]}, must be {least}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +214,8 @@ class Placement:
     tbt_ms_max: float | None = None
     """The target that decode holds it to once more when it reserves: the request's own or the cluster's.
     None: nothing."""
+    ttft_ms_max: float | None = None
+    """The target that its first token is held to, from when the placement was asked for."""
 
 
 class RejectReason(StrEnum):
@@ -306,3 +326,9 @@ class LoadSnapshot:
     """The last to end here, oldest first, at most ENDED_LISTED_MAX."""
     ended_total: int = 0
     """Since start, those in `ended` included: who counts them counts none twice."""
+    answered_total: int = 0
+    """gateway only: requests that ended, those that were rejected or failed included, since start."""
+    in_targets_total: int = 0
+    """Those of them that met both of their targets."""
+    rejected_total: int = 0
+    """Those of them that were turned away before they began."""

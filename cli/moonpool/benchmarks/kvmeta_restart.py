@@ -6,17 +6,16 @@ from the start of the processes, imports included.
 
 import argparse
 import asyncio
-import sys
 import tempfile
 from collections.abc import Sequence
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from moonpool.arguments import Command, whole_number
 from moonpool.benchmarks.command_line import add_json_argument, print_results, say
+from moonpool.benchmarks.services import start_service, until_ready
 from moonpool.errors import EXIT_OK, CommandError
 from moonpool.machine import machine_context
 from moonpool.measurement import Measurement, measurement
@@ -143,14 +142,11 @@ class Kvmetas:
 
     async def start(self, asker: "Bus", prompts: Sequence[tuple["InstanceId", bytes]]) -> Restart:
         """Return once all are ready."""
-        from moonpool.processes import Child, ProcessSpec
-
         loop = asyncio.get_running_loop()
         started_s = loop.time()
         for number, port in enumerate(self._ports):
-            program = (sys.executable, "-m", "kvmeta", "--instance", f"kvmeta-{number}", *self._arguments)
-            spec = ProcessSpec(name=f"kvmeta-{number}", program=(*program, "--http-port", str(port)))
-            self._processes.append(await Child.start(spec, self._folder))
+            arguments = (*self._arguments, "--http-port", str(port))
+            self._processes.append(await start_service(f"kvmeta-{number}", arguments, self._folder))
         try:
             async with asyncio.timeout(READY_S_MAX), asyncio.TaskGroup() as tasks:
                 ready = tasks.create_task(self._all_ready(asker, prompts))
@@ -172,20 +168,8 @@ class Kvmetas:
     ) -> tuple[float, float]:
         """(when the last of them said so, the share of right answers from then on)"""
         for port in self._ports:
-            await _until_ready(f"http://127.0.0.1:{port}/ready")
+            await until_ready(port)
         return asyncio.get_running_loop().time(), await _right_share(asker, prompts)
-
-
-async def _until_ready(url: str) -> None:
-    import aiohttp
-
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=ASK_S_MAX)) as session:
-        while True:
-            with suppress(aiohttp.ClientError, TimeoutError):
-                async with session.get(url) as answer:
-                    if answer.status == HTTPStatus.OK:
-                        return
-            await asyncio.sleep(POLL_S)
 
 
 async def _until_right(asker: "Bus", prompts: Sequence[tuple["InstanceId", bytes]], share: float) -> float:

@@ -1,13 +1,14 @@
-"""Instances that hold blocks and do nothing else, for `moonpool bench kvmeta-restart`: real pools behind
-real reporters on a real bus, registered as workers are, in one process."""
+"""Instances that hold blocks and compute nothing, for `moonpool bench kvmeta-restart` and `bench decisions`:
+real pools behind real reporters on a real bus, registered as workers are, in one process."""
 
 import io
 import random
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
 from cluster import keys
+from cluster.bus import Bus
 from cluster.control import ControlPlane
 from cluster.logs import Level, Logger
 from cluster.messages import InstanceRecord
@@ -29,20 +30,40 @@ NOWHERE = "http://127.0.0.1:1"
 class Holder:
     """One instance with its chains, each of which it holds whole."""
 
-    instance: InstanceId
+    record: InstanceRecord
     chains: tuple[bytes, ...]
+    bus: Bus
+
+    @property
+    def instance(self) -> InstanceId:
+        return self.record.instance
+
+
+def decode_record(number: int, blocks: int) -> InstanceRecord:
+    """What an instance registers that serves no model."""
+    instance = InstanceId(f"decode-{number}")
+    return InstanceRecord(instance, INCARNATION, (Role.DECODE,), "127.0.0.1", NOWHERE, blocks=blocks)
 
 
 @asynccontextmanager
 async def running_holders(
-    nats_url: str, control: ControlPlane, instances: int, blocks: int, chain_blocks: int
+    nats_url: str,
+    control: ControlPlane,
+    instances: int,
+    blocks: int,
+    chain_blocks: int,
+    record: Callable[[int, int], InstanceRecord] = decode_record,
 ) -> AsyncIterator[list[Holder]]:
-    """`instances` that hold `blocks` each, in chains of `chain_blocks`; they answer as long as this lasts."""
+    """`instances` that hold `blocks` each, in chains of `chain_blocks`; they answer as long as this lasts.
+
+    `record(number, blocks)`: what each registers.
+    """
     rng = random.Random(1)
     holders = []
     async with AsyncExitStack() as stack:
         for number in range(instances):
-            instance = InstanceId(f"decode-{number}")
+            registered = record(number, blocks)
+            instance = registered.instance
             pool = BlockPool(blocks)
             chains = tuple(
                 _store_chain(pool, rng, min(chain_blocks, blocks - first))
@@ -58,8 +79,8 @@ async def running_holders(
             reporter = PoolReporter(bus, pool, log)
             await reporter.start()
             stack.push_async_callback(reporter.close)
-            await control.put(keys.instance(instance), encode_record(_record(instance, blocks)))
-            holders.append(Holder(instance, chains))
+            await control.put(keys.instance(instance), encode_record(registered))
+            holders.append(Holder(registered, chains, bus))
         yield holders
 
 
@@ -80,7 +101,3 @@ def _store_chain(pool: BlockPool, rng: random.Random, blocks: int) -> bytes:
         parent = block_hash
     pool.release(block_ids)
     return packed
-
-
-def _record(instance: InstanceId, blocks: int) -> InstanceRecord:
-    return InstanceRecord(instance, INCARNATION, (Role.DECODE,), "127.0.0.1", NOWHERE, blocks=blocks)

@@ -3,6 +3,7 @@
 from moonpool.arguments import CommandGroup
 from moonpool.benchmarks import (
     attention,
+    decisions,
     engine,
     handover,
     kvmeta_restart,
@@ -26,6 +27,7 @@ GROUP = CommandGroup(
         hash_chain.COMMAND,
         match.COMMAND,
         place.COMMAND,
+        decisions.COMMAND,
         predict.COMMAND,
         kvmeta_restart.COMMAND,
     ),

@@ -1,4 +1,4 @@
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 
@@ -30,10 +30,14 @@ def test_transfer():
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("transfer_bytes_per_s", 0.0), ("prefill_fixed_s", -1.0), ("step_per_kv_token_s", -1e-9)],
+    [
+        *((coefficient.name, -1e-9) for coefficient in fields(CostCoefficients)),
+        ("transfer_bytes_per_s", 0.0),
+        ("ssd_bytes_per_s", 0.0),
+    ],
 )
 def test_coefficients_that_make_no_sense_are_refused(field: str, value: float) -> None:
-    with pytest.raises(ValueError, match=field):
+    with pytest.raises(ValueError, match=f"{field}: {value}"):
         replace(COST, **{field: value})
 
 
