@@ -41,6 +41,9 @@ from protocol.answer import (
 )
 from protocol.parts import split
 
+FIRST_ANSWER_SHARE = 0.2
+"""Of the time that conductors get for an answer: one that has not answered then may have died with the
+question, and another one is asked. To place a request twice does no harm."""
 RESUME_TRIES_MAX = 5
 RESUME_BACKOFF_S = 0.2
 BLOCK_BYTES = BLOCK_TOKENS * TOKEN_ID_BYTES
@@ -107,10 +110,15 @@ async def ask_placement(
 async def _ask_conductors(
     bus: Bus, question: ScheduleRequest, trace: TraceContext, timeout_s: float
 ) -> object:
-    try:
-        return await bus.request(subjects.SCHEDULE, question, timeout_s=timeout_s, trace=trace)
-    except (NoResponderError, DeadlineError):
-        return await bus.request(subjects.SCHEDULE_STANDBY, question, timeout_s=timeout_s, trace=trace)
+    first_s = timeout_s * FIRST_ANSWER_SHARE
+    for try_s in (first_s, timeout_s - first_s):
+        try:
+            return await bus.request(subjects.SCHEDULE, question, timeout_s=try_s, trace=trace)
+        except DeadlineError:
+            continue
+        except NoResponderError:
+            break
+    return await bus.request(subjects.SCHEDULE_STANDBY, question, timeout_s=timeout_s, trace=trace)
 
 
 async def submit(

@@ -121,8 +121,11 @@ class LooseStack:
         """Of one that ends by itself; the exit status."""
         return self._processes[name].wait(READY_S_MAX)
 
+    def signal(self, name: str, number: signal.Signals) -> None:
+        self._processes[name].send_signal(number)
+
     def pause(self, name: str) -> None:
-        self._processes[name].send_signal(signal.SIGSTOP)
+        self.signal(name, signal.SIGSTOP)
 
     def log_lines(self, name: str) -> list[dict[str, object]]:
         """All that is JSON in its log, of all its starts."""

@@ -34,11 +34,11 @@ SEED = 6
 
 
 @contextmanager
-def timed_stack(folder: Path, *, context_tokens: int = 2048) -> Iterator[LooseStack]:
+def timed_stack(folder: Path, *, lease_ttl_s: float = 2.0) -> Iterator[LooseStack]:
     """Servers only, as `loose_stack`; the workers started on it have timed engines."""
     model = folder / "tiny"
-    make_tiny_model(model, context=context_tokens)
-    with loose_stack(folder, model, services=TIMED_SERVICES) as stack:
+    make_tiny_model(model)
+    with loose_stack(folder, model, lease_ttl_s=lease_ttl_s, services=TIMED_SERVICES) as stack:
         yield stack
 
 
