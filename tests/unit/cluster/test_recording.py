@@ -4,6 +4,7 @@ from hypothesis import strategies as st
 from tests.support.message_values import values_of
 from tests.support.views import P1, prefill, request, view_of
 
+from cluster.errors import ProtocolError
 from cluster.folds import Decided, DecisionHeard, Fold, LoadHeard, Registered, folded
 from cluster.messages import Decision
 from cluster.recording import (
@@ -52,6 +53,11 @@ def entries() -> st.SearchStrategy[object]:
 def test_what_is_written_is_read(written: list[object], at_s: float):
     lines = [BEGUN, *(Line(at_s, entry) for entry in written)]
     assert list(decode_lines(map(encode_line, lines), "file")) == lines
+
+
+def test_what_has_no_json_form_is_not_written():
+    with pytest.raises(ProtocolError, match="end cannot be recorded"):
+        encode_line(Line(1.0, Ended("\ud800")))
 
 
 def test_a_file_is_read_and_what_was_cut_off_is_left_out(tmp_path):

@@ -8,10 +8,10 @@ import pytest
 from tests.support.eventually import Clock, eventually
 from tests.support.full_disk import failing
 from tests.support.views import P1, P2, queued, request, snapshot
-from tests.unit.conductor.test_scheduler import HASHES, QUAD, Stage
+from tests.unit.conductor.test_scheduler import HASHES, QUAD, Conductor, Stage
 
 from cluster.errors import ConfigError
-from cluster.folds import Decided, LoadHeard, Registered
+from cluster.folds import Decided, DecisionHeard, LoadHeard, Registered
 from cluster.logs import Level, Logger
 from cluster.metrics import ServiceMetrics
 from cluster.recording import Begun, Ended, Line, read_recording
@@ -141,3 +141,28 @@ async def test_a_conductors_decisions_come_out_of_its_recording(tmp_path: Path):
     entries = [line.entry for line in recording.lines()]
     assert sum(isinstance(entry, Decided) for entry in entries) == 33
     assert [entry for entry in entries if isinstance(entry, Registered)] == [Registered(tuple(QUAD.values()))]
+
+
+async def test_what_another_conductor_decided_is_recorded_too(tmp_path: Path):
+    """Of two that share the questions, each knows of the other's placements; one records."""
+    recording = Recording(tmp_path)
+    stage = Stage(recording.recorder)
+    await stage.conductor.start()
+    other = Conductor(stage.broker, "conductor-2", stage.clock)
+    await other.start()
+    answers = []
+    for number in range(12):
+        answers.append(await stage.ask(request(f"r{number}")))
+        booked = stage.conductor.state.current
+        await eventually(lambda number=number, booked=booked: f"r{number}" in booked().bookings)
+        stage.clock.now_s += 0.002
+    recording.recorder.close()
+    entries = [line.entry for line in recording.lines()]
+    heard = [entry.decision.placement for entry in entries if isinstance(entry, DecisionHeard)]
+    made = list(remade_decisions(recording.lines()))
+    assert heard
+    assert made
+    assert {one.request_id for one in heard} | {one.recorded.request_id for one in made} == {
+        answer.request_id for answer in answers
+    }
+    assert all(one.identical for one in made)
