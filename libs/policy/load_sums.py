@@ -36,6 +36,15 @@ class Coming:
     blocks: int
     """Of its reservation."""
 
+    def brings_what(self, other: "Coming") -> bool:
+        """The same load to the same decode, whenever that comes."""
+        return (
+            self.decode == other.decode
+            and self.kv_tokens == other.kv_tokens
+            and self.samples == other.samples
+            and self.blocks == other.blocks
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class LoadSums:
@@ -95,7 +104,8 @@ def reserved_blocks(prompt_tokens: int, block_tokens: int, samples: int = 1) -> 
 def _coming(load: LoadSnapshot, cost: CostCoefficients, block_tokens: int) -> Iterator[Coming]:
     done_s = 0.0
     for request in load.queued:
-        done_s += prefill_s(cost, request.new_tokens, request.prefix_tokens)
+        if request.new_tokens:  # else it is computed, and only being handed over
+            done_s += prefill_s(cost, request.new_tokens, request.prefix_tokens)
         kv_tokens = request.new_tokens + request.prefix_tokens
         yield Coming(
             (request.request_id, request.attempt),

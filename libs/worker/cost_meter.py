@@ -61,6 +61,10 @@ class CostMeter:
             self._announced = corrected(profile, self._corrections, self._now_s())
         return self._announced
 
+    def work_s(self, work: StepWork) -> float:
+        """What a step of that work is announced to take; 0 where nothing is."""
+        return 0.0 if self._announced is None else work_s(self._announced, work)
+
     def step_done(self, work: StepWork, elapsed_s: float) -> None:
         profile, announced = self._profile(), self._announced
         if profile is None or announced is None:

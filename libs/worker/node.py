@@ -105,7 +105,7 @@ class Node:
             self.metrics,
             self._room_changed,
             context.log,
-            self.cost_meter.step_done,
+            self.cost_meter,
         )
         self.structures = StructureCompiler(folder, model.vocab_size, model.eos_token_ids)
         self.outbox = Outbox(context.bus, context.log)

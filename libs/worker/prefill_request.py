@@ -7,6 +7,7 @@ import numpy as np
 
 from cluster.errors import MoonpoolError
 from cluster.messages import (
+    TOKEN_ID_BYTES,
     Commit,
     FailedEntry,
     FinishEntry,
@@ -70,17 +71,22 @@ class PrefillRequest:
         return (self._work.request_id, self._work.attempt) == (request_id, attempt)
 
     def queued(self) -> QueuedRequest:
-        """What will be brought in counts as cached, as long as that is what will be tried."""
+        """What will be brought in counts as cached, as long as that is what will be tried; what the step
+        under way is thought to have done by now, as computed."""
         sequence = self.sequence
-        context_tokens = sequence.context_tokens
-        if not context_tokens:
+        prompt_tokens = len(sequence.token_ids)
+        if sequence.output_tokens > len(self._work.output_token_ids) // TOKEN_ID_BYTES:
+            context_tokens = prompt_tokens  # of which the last is the first token that was sampled
+        elif sequence.block_ids:
+            context_tokens = sequence.context_tokens + self._node.steps.tokens_under_way(sequence)
+        else:
             plan = self._prefix.plan()
             context_tokens = max(plan.held_blocks, plan.target_blocks) * BLOCK_TOKENS
         return QueuedRequest(
             self._work.request_id,
             self._work.attempt,
             self._decode.instance,
-            len(sequence.token_ids) - context_tokens,
+            prompt_tokens - context_tokens,
             context_tokens,
             self._work.sampling.output_tokens_max,
             samples=self._work.sampling.samples,

@@ -19,6 +19,7 @@ from kvpool import BlockPool
 from policy.core import STRUCTURE_FIELD, RequestId, TokenLogprobs
 from policy.cost import StepWork
 from policy.plan_step import DecodeWork, PrefillWork, StepLimits, StepPlan, plan_step
+from worker.cost_meter import CostMeter
 from worker.engine_thread import EngineThread
 from worker.metrics import WorkerMetrics
 from worker.preemption import Preempted
@@ -34,6 +35,13 @@ class Row:
     samples: bool
 
 
+@dataclass(frozen=True, slots=True)
+class StepUnderWay:
+    rows: Rows[Row]
+    work: StepWork
+    started_s: float
+
+
 class StepLoop:
     """All methods are for the event loop's thread."""
 
@@ -47,9 +55,8 @@ class StepLoop:
         metrics: WorkerMetrics,
         step_done: Callable[[], None],
         log: Logger,
-        step_took: Callable[[StepWork, float], None] = lambda work, elapsed_s: None,
+        meter: CostMeter,
     ) -> None:
-        """`step_took(work, elapsed_s)` hears what each step took, here and on the engine's thread."""
         self._engine = engine
         self._pool = pool
         self._preempted = preempted
@@ -57,10 +64,11 @@ class StepLoop:
         self._layers = layers
         self._metrics = metrics
         self._step_done = step_done
-        self._step_took = step_took
+        self._meter = meter
         self._log = log
         self._sequences: list[Sequence] = []
         self._in_step: frozenset[Sequence] = frozenset()
+        self._under_way: StepUnderWay | None = None
         self._step_over = asyncio.Condition()
         self._wake = asyncio.Event()
         self._arrivals = 0
@@ -86,6 +94,17 @@ class StepLoop:
         """Blocks that those who decode will take for their next tokens."""
         decoding = [sequence for sequence in self._sequences if sequence.decodes]
         return sum(sequence.blocks_to_allocate(self._pool, sequence.new_tokens) for sequence in decoding)
+
+    def tokens_under_way(self, sequence: Sequence) -> int:
+        """Of the tokens that the step under way computes for `sequence`, how many it is thought to have done
+        by now: what a step takes is known, and that all its tokens take alike."""
+        step = self._under_way
+        row = next((row for row in step.rows if row.sequence is sequence), None) if step else None
+        if step is None or row is None:
+            return 0
+        expected_s = self._meter.work_s(step.work)
+        elapsed_s = asyncio.get_running_loop().time() - step.started_s
+        return int(row.tokens * min(1.0, elapsed_s / expected_s)) if expected_s > 0 else 0
 
     def wake(self) -> None:
         """Blocks came back: whoever waits for some is looked at again."""
@@ -199,7 +218,7 @@ class StepLoop:
 
     async def _step(self, rows: list[Row]) -> None:
         loop = asyncio.get_running_loop()
-        started_s = loop.time()
+        step = self._under_way = StepUnderWay(rows, _step_work(rows), loop.time())
         self._steps += 1
         for row in rows:
             self._turns += 1
@@ -213,7 +232,6 @@ class StepLoop:
                 for row in rows:
                     self._fail(row.sequence, f"engine step failed: {error}")
             else:
-                work = _step_work(rows)
                 results = zip(rows, result.token_ids, result.logprobs, result.failures, strict=True)
                 for row, token_id, logprobs, failure in results:
                     if failure is None:
@@ -221,8 +239,10 @@ class StepLoop:
                     else:
                         self._not_sampled(row.sequence, failure)
                 self._metrics.step_s.observe(result.elapsed_s)
-                self._step_took(work, loop.time() - started_s)
+                self._meter.step_done(step.work, loop.time() - step.started_s)
                 self._step_done()
+            finally:
+                self._under_way = None
 
     def _layer_hook(self, rows: list[Row]) -> Callable[[int], None] | None:
         """Carries "layer l is done" from the engine's thread to the owners that stream layers."""

@@ -16,6 +16,7 @@ from kvpool import BlockPool, SwapSlots
 from policy.core import CostCoefficients, FinishReason, RequestId, SamplingParams
 from policy.plan_step import StepLimits
 from policy.preempt import HostCopyCost
+from worker.cost_meter import CostMeter
 from worker.metrics import WorkerMetrics
 from worker.preemption import Preempted, SwapCosts
 from worker.sequence import Sequence
@@ -92,8 +93,9 @@ class Bench:
         log = Logger(Level.ERROR)
         self.preempted = Preempted(self.engine, self.pool, self.slots, self.metrics, log)
         self.preempted.costs = SwapCosts(SLOW_COMPUTE, FAST_COPY, 1)
+        meter = CostMeter(lambda: None, lambda: 0.0, CollectorRegistry())
         self.steps = StepLoop(
-            self.engine, self.pool, self.preempted, limits, 1, self.metrics, lambda: None, log
+            self.engine, self.pool, self.preempted, limits, 1, self.metrics, lambda: None, log, meter
         )
 
     def has_room_for(self, prompt: list[int]) -> bool:
