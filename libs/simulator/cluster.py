@@ -17,15 +17,10 @@ from simulator.events import Events
 from simulator.instances import Instances
 from simulator.node import Node
 from simulator.replacements import Replacements
+from simulator.replicator import Replicator
 from simulator.request import SimulatedRequest, simulated
 from simulator.results import LoadSample, RequestResult, Served, tbt_of
-from simulator.setup import (
-    OUTPUT_TOKENS_LIMIT,
-    AnnouncedCost,
-    ClusterSetup,
-    NodeFailure,
-    SetupError,
-)
+from simulator.setup import AnnouncedCost, ClusterSetup, NodeFailure
 from simulator.trace import TracedRequest
 
 TOO_LONG = "too_long"
@@ -54,6 +49,8 @@ class SimulatedRun:
     moved_bytes: float
     busy_s: dict[InstanceId, float]
     """Of each engine, over all its lives."""
+    copied_prefixes: int = 0
+    """Hot ones, to where they were not whole."""
 
 
 def simulate_cluster(
@@ -72,19 +69,7 @@ class _Cluster:
         self._events = Events()
         self._random = Random(setup.seed)
         self._on_ended = on_ended
-        _check_blocks(requests, setup.block_tokens)
-        first_ms = min(request.arrived_ms for request in requests)
-        self._requests = [
-            simulated(
-                traced,
-                index,
-                (traced.arrived_ms - first_ms) / 1e3 / setup.speedup,
-                setup.seed,
-                OUTPUT_TOKENS_LIMIT,
-                setup.block_tokens,
-            )
-            for index, traced in enumerate(requests)
-        ]
+        self._requests = simulated(requests, setup)
         self._results: dict[int, RequestResult] = {}
         self._placed: dict[int, SimulatedRequest] = {}
         """Those that instances work for, by index."""
@@ -94,7 +79,16 @@ class _Cluster:
         for instance, _ in setup.instances:
             if instance not in joining:
                 self._instances.start(instance)
-        self._conductors = Conductors(setup, self._instances.nodes.values(), self._events)
+        self._replicator = Replicator(
+            setup,
+            self._events,
+            self._instances.nodes,
+            self._instances.links,
+            self._instances.ssds,
+            lambda: len(self._results) < len(self._requests),
+        )
+        on_asked = self._replicator.asked if setup.replication else None
+        self._conductors = Conductors(setup, self._instances.nodes.values(), self._events, on_asked)
         self._replacements = Replacements(
             self._events, setup.replacements_in_flight_max, setup.message_s, self._place
         )
@@ -108,6 +102,8 @@ class _Cluster:
             self._events.at(announced.at_s, partial(self._announce, announced))
         for request in self._requests:
             self._events.at(request.arrived_s + self._setup.message_s, partial(self._place, request))
+        if self._setup.replication:
+            self._replicator.start()
         self._sample()
         self._events.run()
         assert len(self._results) == len(self._requests), "requests without an end"
@@ -124,6 +120,7 @@ class _Cluster:
             evicted_blocks=sum(node.pool.evicted_blocks for node in lives),
             moved_bytes=self._instances.links.bytes_total,
             busy_s=busy_s,
+            copied_prefixes=self._replicator.copied,
         )
 
     def refused(self, request: SimulatedRequest, attempt: int, culprit: InstanceId) -> None:
@@ -272,14 +269,3 @@ class _Cluster:
         )
         if len(self._results) < len(self._requests):
             self._events.after(self._setup.sample_interval_s, self._sample)
-
-
-def _check_blocks(requests: Sequence[TracedRequest], block_tokens: int) -> None:
-    """The block that a prompt's last tokens fill in part may have an id or not."""
-    for index, request in enumerate(requests):
-        full = request.input_tokens // block_tokens
-        if not full <= len(request.block_ids) <= full + (request.input_tokens % block_tokens > 0):
-            raise SetupError(
-                f"block_tokens: {block_tokens}, request {index} has {len(request.block_ids)} block ids for "
-                f"{request.input_tokens} tokens"
-            )

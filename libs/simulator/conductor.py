@@ -5,7 +5,7 @@ Every decision folds the load snapshots that have arrived into a `policy.view.Cl
 told the first, which is all that it looks at: the family of the prompt.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from math import inf
 
@@ -16,7 +16,6 @@ from policy.core import Placement, Rejection, ScheduleRequest
 from policy.place import place
 from policy.view import (
     ClusterView,
-    InstanceView,
     expire,
     with_instance,
     with_load,
@@ -27,16 +26,22 @@ from simulator.events import Events
 from simulator.node import Node
 from simulator.request import SimulatedRequest
 from simulator.setup import ClusterSetup
+from simulator.views import MODEL, registered
 
-MODEL = "simulated"
 DESCRIBED_SEQ = 0
 """Of the load that an instance tells when it is asked; its snapshots count from 1."""
 
+Asked = Callable[[SimulatedRequest, int], None]
+"""Told of each request for which a place is asked, with the length of its longest match, if there is one."""
+
 
 class Conductor:
-    def __init__(self, setup: ClusterSetup, nodes: Iterable[Node], events: Events) -> None:
+    def __init__(
+        self, setup: ClusterSetup, nodes: Iterable[Node], events: Events, on_asked: Asked | None
+    ) -> None:
         self._setup = setup
         self._events = events
+        self._on_asked = on_asked
         self._nodes: dict[InstanceId, Node] = {}
         """Those that are taken to be there."""
         self._folded: dict[InstanceId, int] = {}
@@ -79,7 +84,10 @@ class Conductor:
             excluded=request.excluded,
             resumed=request.resumed_tokens > 0,
         )
-        decision = place(self._view, asked, self._matches(request), self._setup.placement, now_s)
+        matches = self._matches(request)
+        if matches and self._on_asked is not None:
+            self._on_asked(request, matches[0].prefix_blocks)
+        decision = place(self._view, asked, matches, self._setup.placement, now_s)
         if isinstance(decision, Placement):
             self._book(decision, asked.prompt_tokens, asked.priority, elsewhere=False)
         return decision
@@ -87,7 +95,7 @@ class Conductor:
     def _register(self, node: Node) -> None:
         self._nodes[node.instance] = node
         self._folded[node.instance] = -1
-        self._view = with_instance(self._view, _registered(node, self._setup, self._events.now_s))
+        self._view = with_instance(self._view, registered(node, self._setup, self._events.now_s))
 
     def _book(self, placement: Placement, prompt_tokens: int, priority: int, *, elsewhere: bool) -> None:
         self._view = with_placement(
@@ -130,9 +138,15 @@ class Conductor:
 class Conductors:
     """All of them: each request asks one, as its name says, and that one tells the others."""
 
-    def __init__(self, setup: ClusterSetup, nodes: Iterable[Node], events: Events) -> None:
+    def __init__(
+        self,
+        setup: ClusterSetup,
+        nodes: Iterable[Node],
+        events: Events,
+        on_asked: Asked | None = None,
+    ) -> None:
         nodes = tuple(nodes)
-        self._all = tuple(Conductor(setup, nodes, events) for _ in range(setup.conductors))
+        self._all = tuple(Conductor(setup, nodes, events, on_asked) for _ in range(setup.conductors))
         self._events = events
         self._message_s = setup.message_s
 
@@ -159,18 +173,3 @@ class Conductors:
             return self._all[0]
         name = f"conductor/{request.request_id}/{request.attempt}"
         return self._all[xxhash.xxh3_64_intdigest(name.encode()) % len(self._all)]
-
-
-def _registered(node: Node, setup: ClusterSetup, now_s: float) -> InstanceView:
-    return InstanceView(
-        instance=node.instance,
-        incarnation=node.incarnation,
-        roles=node.roles,
-        host=node.instance,
-        model=MODEL,
-        fingerprint=MODEL,
-        blocks=node.memory.blocks,
-        block_bytes=setup.block_bytes,
-        block_tokens=setup.block_tokens,
-        heard_at_s=now_s,
-    )

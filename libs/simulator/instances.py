@@ -27,7 +27,7 @@ class Instances:
         self.lives: list[Node] = []
         """All that there were, those that are over included."""
         self.links = Links(events, setup.node.card_bytes_per_s)
-        self._ssds = Links(events, setup.node.cost.ssd_bytes_per_s)
+        self.ssds = Links(events, setup.node.cost.ssd_bytes_per_s)
         self._setup = setup
         self._events = events
         self._told = lives
@@ -48,7 +48,7 @@ class Instances:
                 self.decodes,
                 self._events,
                 self.links,
-                self._ssds,
+                self.ssds,
                 self._told,
                 setup.message_s,
             )
@@ -64,7 +64,7 @@ class Instances:
         self.decodes.pop(instance, None)
         node.stop()
         self.links.drop(node.number)
-        self._ssds.drop(node.number)
+        self.ssds.drop(node.number)
         for request in node.reserved:
             if request.placement is not None:
                 prefill, attempt = request.placement.prefill, request.attempt
@@ -82,7 +82,7 @@ class Instances:
     def check_nothing_left(self) -> None:
         """AssertionError where something of a request is left, or a block was lost."""
         assert not self.links.flows, "bytes on their way to nobody"
-        assert not self._ssds.flows, "bytes read for nobody"
+        assert not self.ssds.flows, "bytes read for nobody"
         for node in self.nodes.values():
             name = node.instance
             left = (*node.queued, *node.active, *node.reserved)

@@ -97,7 +97,7 @@ class PrefixReads:
         came, broken = partial(self._came, fetch), partial(self._broken, fetch)
         source, target = fetch.source, self._node
         fixed_s = target.cost.transfer_fixed_s
-        self._start(self._links, source, target, fixed_s, fetch.read_bytes, came, broken)
+        begin_read(self._events, self._links, source, target, fixed_s, fetch.read_bytes, came, broken)
 
     def _came(self, fetch: _Fetch) -> None:
         fetch.source.pool.release(fetch.held)
@@ -114,25 +114,29 @@ class PrefixReads:
     def _read_ssd(
         self, node: Node, read_bytes: int, done: Callable[[], None], broken: Callable[[], None]
     ) -> None:
-        self._start(self._ssds, node, node, node.cost.ssd_fixed_s, read_bytes, done, broken)
-
-    def _start(
-        self,
-        links: Links,
-        source: Node,
-        target: Node,
-        fixed_s: float,
-        sent_bytes: int,
-        done: Callable[[], None],
-        broken: Callable[[], None],
-    ) -> None:
-        def start() -> None:
-            if source.alive and target.alive:
-                links.send(source.number, target.number, sent_bytes, done, broken)
-            else:
-                broken()
-
-        self._events.after(fixed_s, start)
+        fixed_s = node.cost.ssd_fixed_s
+        begin_read(self._events, self._ssds, node, node, fixed_s, read_bytes, done, broken)
 
     def _wanted(self, prefilling: Prefilling) -> bool:
         return self._node.alive and not prefilling.dropped
+
+
+def begin_read(
+    events: Events,
+    links: Links,
+    source: Node,
+    target: Node,
+    fixed_s: float,
+    read_bytes: int,
+    done: Callable[[], None],
+    broken: Callable[[], None],
+) -> None:
+    """After `fixed_s` the bytes flow. Ends with one of the two calls: `broken` where an end is not alive."""
+
+    def begin() -> None:
+        if source.alive and target.alive:
+            links.send(source.number, target.number, read_bytes, done, broken)
+        else:
+            broken()
+
+    events.after(fixed_s, begin)

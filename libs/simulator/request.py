@@ -1,11 +1,13 @@
 """One request on its way through the simulated cluster."""
 
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from kvhash import HASH_BYTES
 from kvindex.core import InstanceId
 from policy.core import Placement, RequestId
+from simulator.setup import OUTPUT_TOKENS_LIMIT, ClusterSetup, SetupError
 from simulator.trace import TracedRequest
 
 
@@ -101,8 +103,12 @@ class SimulatedRequest:
     @property
     def family(self) -> bytes:
         """Stands for the hash of its first block: requests that begin alike have the same."""
+        return self.block_hashes(1)
+
+    def block_hashes(self, blocks: int) -> bytes:
+        """What stands for the hashes of the first so many."""
         return b"".join(
-            block_id.to_bytes(HASH_BYTES, "little", signed=True) for block_id in self.block_ids[:1]
+            block_id.to_bytes(HASH_BYTES, "little", signed=True) for block_id in self.block_ids[:blocks]
         )
 
     @property
@@ -111,19 +117,34 @@ class SimulatedRequest:
         return self.block_ids[: (self.input_tokens - 1) // self.block_tokens]
 
 
-def simulated(
-    traced: TracedRequest, index: int, arrived_s: float, seed: int, limit: int, block_tokens: int
-) -> SimulatedRequest:
-    """`limit` is what it names as its most tokens, unless its answer is longer."""
+def simulated(requests: Sequence[TracedRequest], setup: ClusterSetup) -> list[SimulatedRequest]:
+    """The requests of a trace, of which there is at least one, as they arrive. SetupError where their block
+    ids are those of blocks of another size."""
+    first_ms = min(request.arrived_ms for request in requests)
+    return [
+        _simulated(traced, index, (traced.arrived_ms - first_ms) / 1e3 / setup.speedup, setup)
+        for index, traced in enumerate(requests)
+    ]
+
+
+def _simulated(traced: TracedRequest, index: int, arrived_s: float, setup: ClusterSetup) -> SimulatedRequest:
+    full_blocks = traced.input_tokens // setup.block_tokens
+    in_part = traced.input_tokens % setup.block_tokens > 0
+    # The block that its last tokens fill in part may have an id or not.
+    if not full_blocks <= len(traced.block_ids) <= full_blocks + in_part:
+        raise SetupError(
+            f"block_tokens: {setup.block_tokens}, request {index} has {len(traced.block_ids)} block ids for "
+            f"{traced.input_tokens} tokens"
+        )
     output_tokens = max(1, traced.output_tokens)
     return SimulatedRequest(
-        RequestId(f"{seed}-{index}"),
+        RequestId(f"{setup.seed}-{index}"),
         index,
         arrived_s,
         traced.input_tokens,
         output_tokens,
-        max(limit, output_tokens),
-        traced.block_ids[: traced.input_tokens // block_tokens],
-        block_tokens,
+        max(OUTPUT_TOKENS_LIMIT, output_tokens),
+        traced.block_ids[:full_blocks],
+        setup.block_tokens,
         traced.priority,
     )

@@ -9,6 +9,7 @@ from policy.choice import PlacementLimits
 from policy.core import CostCoefficients, Role
 from policy.cost import step_s
 from policy.evict import EvictionOrder
+from policy.replicate import ReplicationLimits
 from simulator.reference_hardware import (
     HOST_BYTES_PER_S,
     KV_BYTES_PER_TOKEN,
@@ -28,6 +29,12 @@ CONDUCTORS_MAX = 64
 OUTPUT_TOKENS_LIMIT = 2048
 """What every request names as its most: a client does not know how long its answer will be. One whose answer
 is longer names that."""
+
+
+REPLICATION_LIMITS = ReplicationLimits(
+    bytes_per_s=0.05 * NODE_BYTES_PER_S, burst_bytes=0.2 * NODE_BYTES_PER_S
+)
+"""All copies together have a twentieth of a card, or a fifth of a second's bytes of it at once."""
 
 
 class SetupError(Exception):
@@ -129,6 +136,9 @@ class ClusterSetup:
     sample_interval_s: float = 10.0
     """Of the load over time."""
     conductors: int = 1
+    replication: bool = False
+    """Hot prefixes are copied."""
+    replication_limits: ReplicationLimits = REPLICATION_LIMITS
     joins: tuple[NodeJoin, ...] = ()
     failures: tuple[NodeFailure, ...] = ()
     lost_after_s: float = 5.0

@@ -15,6 +15,7 @@ from tests.support.traces import trace_of
 
 from policy.choice import AdmissionMode, PlacementLimits, Strategy
 from policy.evict import EvictionOrder
+from policy.replicate import ReplicationLimits
 from simulator.cluster import simulate_cluster
 from simulator.results import summary
 from simulator.setup import ClusterSetup, NodeFailure, NodeJoin
@@ -71,6 +72,8 @@ def setups(draw: st.DrawFn) -> ClusterSetup:
         conductors=draw(st.sampled_from([1, 1, 3])),
         lost_after_s=draw(st.sampled_from([0.001, 5.0])),
         replacements_in_flight_max=draw(st.sampled_from([1, 16])),
+        replication=draw(st.booleans()),
+        replication_limits=ReplicationLimits(requests_min=2, bytes_per_s=1e9, burst_bytes=1e9),
     )
     return replace(setup, **draw(lives(setup)))
 
