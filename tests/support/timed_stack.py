@@ -57,8 +57,11 @@ def poisson(
     return requests
 
 
-async def send(gateway_url: str, requests: Sequence[ScheduledRequest]) -> list[Record]:
-    """What became of each, in the order in which they ended; all tokens of a block are sent."""
+async def send(
+    gateway_url: str, requests: Sequence[ScheduledRequest], until: asyncio.Event | None = None
+) -> list[Record]:
+    """What became of each, in the order in which they ended; all tokens of a block are sent. Once `until` is
+    set no more are sent, and what is in flight is given up."""
     target = await asyncio.to_thread(find_target, Api(gateway_url, timeout_s=API_S_MAX), None, None)
     config = SenderConfig(
         target=target,
@@ -69,7 +72,15 @@ async def send(gateway_url: str, requests: Sequence[ScheduledRequest]) -> list[R
         silence_s_max=SILENCE_S_MAX,
     )
     results = Results()
-    await send_all(requests, config, results)
+    sending = asyncio.create_task(send_all(requests, config, results))
+    enough = asyncio.create_task((until or asyncio.Event()).wait())
+    await asyncio.wait({sending, enough}, return_when=asyncio.FIRST_COMPLETED)
+    enough.cancel()
+    if not sending.done():
+        sending.cancel()
+    await asyncio.gather(sending, enough, return_exceptions=True)
+    if not sending.cancelled():
+        sending.result()
     return results.records
 
 
