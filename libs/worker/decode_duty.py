@@ -27,8 +27,6 @@ from kvindex.core import InstanceId
 from kvpool import NoBlocksError
 from kvtransfer import TransferError, checksum
 from policy.core import RequestId, RunningRequest
-from policy.load_sums import decode_load
-from policy.second_admission import missed_step_target
 from protocol import reservation
 from protocol.parts import PartBuffer
 from protocol.reservation import Admit, Phase
@@ -37,15 +35,12 @@ from worker.held import HeldRequest
 from worker.held_table import HeldTable
 from worker.intake import WorkError, check_commit, checked_prompt
 from worker.node import Node
+from worker.second_admission import HOLDS_MAX, RETRY_AFTER_S, second_admission
 from worker.sequence import Sequence
 from worker.structures import compiled, resumed
 
 TICK_S = 0.25
 """How often deadlines of reservations, retentions and tombstones are looked at."""
-HOLDS_MAX = 65_536
-"""Requests remembered at once, tombstones included."""
-HOLDING_PER_BATCH_MAX = 2
-"""Samples of reserved and running requests, in batches: what waits for its turn already holds its blocks."""
 
 
 class DecodeDuty:
@@ -67,7 +62,7 @@ class DecodeDuty:
 
     def running(self) -> tuple[RunningRequest, ...]:
         """Everything that holds blocks here."""
-        return tuple(_running(held) for held in self._held.holding())
+        return tuple(held.running() for held in self._held.holding())
 
     async def run(self) -> None:
         """Let time pass for everything held, until cancelled."""
@@ -153,53 +148,25 @@ class DecodeDuty:
             return admission
         if held is not None and admission.supersedes:
             self._held.feed(held, reservation.CancelAsked(held.hold.attempt))
-        samples = work.sampling.samples
-        refusal = self._second_admission(samples)
-        if refusal is not None:
-            return Refused(work.request_id, work.attempt, refusal, retry_after_s=1.0)
-        detail = self._missed_target(reserve)
-        if detail is not None:
-            return Refused(work.request_id, work.attempt, RefusalReason.TBT, detail, 1.0)
+        refused = second_admission(self._node, self._held, reserve, draining=self._draining)
+        if refused is not None:
+            return refused
         try:
             prompt = checked_prompt(work, self._parts, self._node.work_limits)
             matcher = resumed(structure, work.output_token_ids)
             context_tokens_max = self._node.model.context_tokens_max
             sequence = Sequence.of(work, prompt, self._node.space(work), context_tokens_max, matcher)
-            sequence.take_blocks(self._node.pool, spare_blocks=samples)
+            sequence.take_blocks(self._node.pool, spare_blocks=work.sampling.samples)
         except WorkError as error:
             return Refused(work.request_id, work.attempt, error.reason, error.detail)
         except NoBlocksError as error:
-            return Refused(work.request_id, work.attempt, RefusalReason.NO_BLOCKS, str(error), 1.0)
+            return Refused(work.request_id, work.attempt, RefusalReason.NO_BLOCKS, str(error), RETRY_AFTER_S)
         try:
             return self._hold(reserve, sequence)
         except TransferError as error:
             sequence.give_back(self._node.pool)
             reason = RefusalReason.QUEUE_FULL if error.retryable else RefusalReason.BAD_REQUEST
             return Refused(work.request_id, work.attempt, reason, str(error))
-
-    def _second_admission(self, samples: int) -> RefusalReason | None:
-        """Load may have changed since the conductor placed the request (DESIGN §3 step 5)."""
-        if self._draining:
-            return RefusalReason.DRAINING
-        holding_max = HOLDING_PER_BATCH_MAX * self._node.config.batch_requests_max
-        holding = sum(held.work.sampling.samples for held in self._held.holding() if held.work is not None)
-        # One request alone is taken however many samples it wants: they take turns in the batch.
-        if (holding and holding + samples > holding_max) or len(self._held) >= HOLDS_MAX:
-            return RefusalReason.QUEUE_FULL
-        if self._node.steps.preempted:
-            # Who waits for blocks to come back goes first, or never would.
-            return RefusalReason.NO_BLOCKS
-        return None
-
-    def _missed_target(self, reserve: Reserve) -> str | None:
-        """How a step with it would miss its target. An answer that a client reads already goes on."""
-        cost, work = self._node.cost_meter.announced, reserve.work
-        if reserve.tbt_ms_max is None or cost is None or work.output_token_ids:
-            return None
-        present = decode_load(self.running())
-        return missed_step_target(
-            cost, present, work.prompt_tokens, work.sampling.samples, reserve.tbt_ms_max / 1e3
-        )
 
     def _hold(self, reserve: Reserve, sequence: Sequence) -> Reserved:
         """Grant the blocks that are to be written: those after the held prefix, without the spare ones.
@@ -289,22 +256,3 @@ class DecodeDuty:
         reply = self._held.feed(held, event)
         assert reply is not None
         return reply
-
-
-def _running(held: HeldRequest) -> RunningRequest:
-    """All answers that still grow, or will: their KV together, the longest output."""
-    assert held.work is not None
-    sequences = [answer.sequence for answer in held.answers]
-    growing = [sequence for sequence in sequences if sequence.ending is None]
-    reserved = held.hold.phase is Phase.RESERVED
-    return RunningRequest(
-        held.hold.request_id,
-        held.hold.attempt,
-        sum(len(sequence.token_ids) for sequence in growing),
-        max(sequence.output_tokens for sequence in sequences),
-        held.work.sampling.output_tokens_max,
-        committed=not reserved,
-        samples=held.work.sampling.samples if reserved else len(growing),
-        priority=held.work.priority,
-        output_tokens_expected=sequences[0].output_tokens_expected,
-    )

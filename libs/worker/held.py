@@ -8,8 +8,8 @@ import numpy as np
 from cluster.messages import FailedEntry, FinishEntry, RefusalReason, TokensEntry, Work
 from kvindex.core import InstanceId
 from kvtransfer import Grant
-from policy.core import FinishReason
-from protocol.reservation import Hold
+from policy.core import FinishReason, RunningRequest
+from protocol.reservation import Hold, Phase
 from worker.outbox import Outbox, tokens_per_entry
 from worker.sequence import Sequence
 
@@ -109,6 +109,25 @@ class HeldRequest:
     def ended(self) -> bool:
         """Every sample's answer is complete."""
         return all(answer.sequence.ending is not None for answer in self.answers)
+
+    def running(self) -> RunningRequest:
+        """As load snapshots list it while blocks are held: all answers that still grow, or will, their KV
+        together, the longest output."""
+        assert self.work is not None
+        sequences = [answer.sequence for answer in self.answers]
+        growing = [sequence for sequence in sequences if sequence.ending is None]
+        reserved = self.hold.phase is Phase.RESERVED
+        return RunningRequest(
+            self.hold.request_id,
+            self.hold.attempt,
+            sum(len(sequence.token_ids) for sequence in growing),
+            max(sequence.output_tokens for sequence in sequences),
+            self.work.sampling.output_tokens_max,
+            committed=not reserved,
+            samples=self.work.sampling.samples if reserved else len(growing),
+            priority=self.work.priority,
+            output_tokens_expected=sequences[0].output_tokens_expected,
+        )
 
     def failed(self, detail: str, refusal: RefusalReason | None = None) -> None:
         """One sample that cannot go on ends them all: the request is placed again as a whole, but for a
