@@ -10,19 +10,18 @@ a booking counts until a snapshot lists it.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import compress, count
 from math import inf
 from operator import is_not
 from typing import TYPE_CHECKING, TypeAlias
 
-import numpy as np
-
 from kvindex.core import InstanceId
-from policy.columns import Bools, DecodeColumns, HolderColumns, PrefillColumns, RoleColumnsT, Table, empty
-from policy.core import RequestId, Role
+from policy.columns import Bools, HolderColumns, empty
+from policy.core import CostCoefficients, RequestId
 from policy.cost import prefill_s
+from policy.fleets import Fleet, decode_values, fleets_of, places_of, prefill_values, readable_rows
 from policy.load_sums import Coming, DecodeLoad, RequestKey
 
 if TYPE_CHECKING:
@@ -42,16 +41,6 @@ class Queue:
 
 
 NO_QUEUE = Queue(0, -inf)
-
-
-@dataclass(frozen=True, slots=True)
-class Fleet:
-    """Instances of one model and fingerprint that take requests, by what they do."""
-
-    block_tokens: int
-    """Of all of them: instances of one fingerprint have blocks of one size."""
-    prefills: Table[PrefillColumns]
-    decodes: Table[DecodeColumns]
 
 
 class Board:
@@ -118,8 +107,7 @@ class Board:
             return
         self._instances, self._in_order = instances, in_order
         for n in changed:
-            self._forget(known[n])
-            self._learn(in_order[n])
+            self._learn(known[n], in_order[n])
 
     def _build(self, instances: Mapping[InstanceId, InstanceView]) -> None:
         """From nothing: who there is, or what one of them can do, is another."""
@@ -128,18 +116,18 @@ class Board:
         self.row_of: Mapping[InstanceId, int] = {name: row for row, name in enumerate(names)}
         self.holders = empty(HolderColumns, names, range(len(names)))
         serving = [instance for _, instance in sorted(instances.items()) if not instance.draining]
-        self._readable = _readable(serving, self.row_of)
-        self._fleets = _fleets(serving, self.row_of)
-        self._prefills = _places(fleet.prefills for fleet in self._fleets.values())
-        self._decodes = _places(fleet.decodes for fleet in self._fleets.values())
+        self._readable = readable_rows(serving, self.row_of)
+        self._fleets = fleets_of(serving, self.row_of)
+        self._prefills = places_of(fleet.prefills for fleet in self._fleets.values())
+        self._decodes = places_of(fleet.decodes for fleet in self._fleets.values())
         self._queues: dict[InstanceId, Queue] = {}
         self._loads: dict[InstanceId, DecodeLoad] = {}
         self._queued: dict[InstanceId, dict[tuple[InstanceId, RequestKey], Coming]] = defaultdict(dict)
         """By decode: what prefills list for it."""
         self._booked_for: dict[InstanceId, dict[RequestId, Booking]] = defaultdict(dict)
         """By decode."""
-        self._booked_at: dict[InstanceId, dict[RequestId, Booking]] = defaultdict(dict)
-        """By prefill."""
+        self._booked_at: dict[InstanceId, dict[RequestId, tuple[Booking, float]]] = defaultdict(dict)
+        """By prefill, with its seconds of work there."""
         self._done_s: dict[RequestId, float] = {}
         """When the prefill of a booking is done."""
         self._priorities: Counter[int] = Counter()
@@ -147,26 +135,38 @@ class Board:
         self._moved_decodes: set[InstanceId] = set()
         """What has to be added up again."""
         for instance in self._in_order:
-            self._learn(instance)
+            self._learn(None, instance)
 
-    def _learn(self, instance: InstanceView) -> None:
-        name, sums = instance.instance, instance.sums
+    def _learn(self, known: InstanceView | None, instance: InstanceView) -> None:
+        name, sums, cost = instance.instance, instance.sums, instance.cost
+        if known is not None:
+            _uncount(self._priorities, known.sums.priority_max)
         self._priorities[sums.priority_max] += 1
-        for coming in sums.coming:
-            self._queued[coming.decode][name, coming.key] = coming
-            self._moved_decodes.add(coming.decode)
+        if known is not None and known.cost != cost:
+            for booking, _ in self._booked_at[name].values():
+                self._booked_at[name][booking.request_id] = booking, _work_s(booking, cost)
+        if sums.coming or (known is not None and known.sums.coming):
+            self._take_queued(name, () if known is None else known.sums.coming, sums.coming)
         self._moved_prefills.add(name)
         self._moved_decodes.add(name)
-        cost = sums.cost
         self.holders.write(
             self.row_of[name], (instance.heard_at_s, cost.transfer_fixed_s, cost.transfer_bytes_per_s)
         )
 
-    def _forget(self, instance: InstanceView) -> None:
-        name, sums = instance.instance, instance.sums
-        _uncount(self._priorities, sums.priority_max)
-        for coming in sums.coming:
-            self._queued[coming.decode].pop((name, coming.key), None)
+    def _take_queued(
+        self, prefill: InstanceId, known: tuple[Coming, ...], queued: tuple[Coming, ...]
+    ) -> None:
+        """What waits from one snapshot to the next, and only gets nearer, is nothing new to its decode."""
+        gone = {coming.key: coming for coming in known}
+        for coming in queued:
+            before = gone.get(coming.key)
+            if before is None or not coming.brings_what(before):
+                self._moved_decodes.add(coming.decode)
+            if before is not None and before.decode == coming.decode:
+                del gone[coming.key]
+            self._queued[coming.decode][prefill, coming.key] = coming
+        for coming in gone.values():
+            del self._queued[coming.decode][prefill, coming.key]
             self._moved_decodes.add(coming.decode)
 
     def _take_bookings(self, bookings: Mapping[RequestId, Booking]) -> None:
@@ -182,7 +182,8 @@ class Board:
         for booking in fresh:
             self._priorities[booking.priority] += 1
             if booking.prefill in self._instances:
-                self._booked_at[booking.prefill][booking.request_id] = booking
+                work_s = _work_s(booking, self._instances[booking.prefill].cost)
+                self._booked_at[booking.prefill][booking.request_id] = booking, work_s
                 self._booked_for[booking.decode][booking.request_id] = booking
         for booking in (*gone, *fresh):
             self._moved_prefills.add(booking.prefill)
@@ -190,64 +191,45 @@ class Board:
 
     def _add_up_prefill(self, prefill: InstanceView) -> None:
         """A queue of its snapshot's work, then of what was booked, that drains meanwhile."""
-        name, sums, cost = prefill.instance, prefill.sums, prefill.sums.cost
+        name, sums = prefill.instance, prefill.sums
         requests, free_at_s = len(sums.coming), prefill.heard_at_s + sums.queue_s
-        for booking in sorted(self._booked_at[name].values(), key=lambda booking: booking.booked_at_s):
-            work_s = prefill_s(cost, booking.new_tokens, booking.prefix_tokens)
-            requests, free_at_s = requests + 1, max(free_at_s, booking.booked_at_s) + work_s
-            self._done_s[booking.request_id] = free_at_s
+        booked, done_s = self._booked_at[name], self._done_s
+        for booking, work_s in sorted(booked.values(), key=_booked_at_s):
+            booked_at_s = booking.booked_at_s
+            free_at_s = (free_at_s if free_at_s > booked_at_s else booked_at_s) + work_s
+            done_s[booking.request_id] = free_at_s
+        requests += len(booked)
         self._queues[name] = queue = Queue(requests, free_at_s) if requests else NO_QUEUE
         if name in self._prefills:
             table, place = self._prefills[name]
-            table.write(place, _prefill_values(prefill, queue))
+            table.write(place, prefill_values(prefill, queue.requests, queue.free_at_s))
 
     def _add_up_decode(self, decode: InstanceView) -> None:
         """What runs there, and what is on its way."""
-        name, present = decode.instance, decode.sums.present
+        name, present, running = decode.instance, decode.sums.present, decode.sums.running_keys
         sequences, kv_tokens, blocks = present.sequences, present.kv_tokens, 0
-        for _, request in self.arriving(name):
-            sequences += request.samples
-            kv_tokens += request.samples * request.kv_tokens
-            blocks += request.blocks
+        arriving: dict[RequestKey, Coming | Booking] = {
+            booking.key: booking for booking in self._booked_for[name].values()
+        }
+        for (_, key), coming in self._queued[name].items():
+            arriving[key] = coming
+        for key, request in arriving.items():
+            if key not in running:
+                sequences += request.samples
+                kv_tokens += request.samples * request.kv_tokens
+                blocks += request.blocks
         self._loads[name] = load = DecodeLoad(sequences, kv_tokens, blocks)
         if name in self._decodes:
             table, place = self._decodes[name]
-            table.write(place, _decode_values(decode, load))
+            table.write(place, decode_values(decode, load))
 
 
-def _prefill_values(prefill: InstanceView, queue: Queue) -> tuple[float, ...]:
-    """In the order of PrefillColumns."""
-    cost = prefill.sums.cost
-    return (
-        prefill.heard_at_s,
-        prefill.blocks,
-        prefill.block_bytes,
-        queue.requests,
-        queue.free_at_s,
-        cost.prefill_fixed_s,
-        cost.prefill_per_token_s,
-        cost.prefill_per_token_pair_s,
-        cost.ssd_fixed_s,
-        cost.ssd_bytes_per_s,
-        cost.first_token_fixed_s,
-    )
+def _work_s(booking: Booking, cost: CostCoefficients) -> float:
+    return prefill_s(cost, booking.new_tokens, booking.prefix_tokens)
 
 
-def _decode_values(decode: InstanceView, load: DecodeLoad) -> tuple[float, ...]:
-    """In the order of DecodeColumns."""
-    cost = decode.sums.cost
-    return (
-        decode.heard_at_s,
-        decode.blocks,
-        decode.block_bytes,
-        decode.free_blocks,
-        load.blocks_pending,
-        load.sequences,
-        load.kv_tokens,
-        cost.step_fixed_s,
-        cost.step_per_request_s,
-        cost.step_per_kv_token_s,
-    )
+def _booked_at_s(booked: tuple[Booking, float]) -> float:
+    return booked[0].booked_at_s
 
 
 def _place(instance: InstanceView) -> tuple[object, ...]:
@@ -260,44 +242,6 @@ def _place(instance: InstanceView) -> tuple[object, ...]:
         instance.block_tokens,
         instance.draining,
     )
-
-
-def _fleets(
-    serving: Sequence[InstanceView], row_of: Mapping[InstanceId, int]
-) -> dict[tuple[str, str], Fleet]:
-    members: dict[tuple[str, str], list[InstanceView]] = defaultdict(list)
-    for instance in serving:
-        members[instance.model, instance.fingerprint].append(instance)
-    return {
-        kind: Fleet(
-            found[0].block_tokens,
-            _table(PrefillColumns, found, Role.PREFILL, row_of),
-            _table(DecodeColumns, found, Role.DECODE, row_of),
-        )
-        for kind, found in members.items()
-    }
-
-
-def _table(
-    columns: type[RoleColumnsT],
-    instances: Sequence[InstanceView],
-    role: Role,
-    row_of: Mapping[InstanceId, int],
-) -> Table[RoleColumnsT]:
-    names = [instance.instance for instance in instances if role in instance.roles]
-    return empty(columns, names, [row_of[name] for name in names])
-
-
-def _readable(serving: Sequence[InstanceView], row_of: Mapping[InstanceId, int]) -> dict[str, Bools]:
-    found: dict[str, Bools] = {}
-    for instance in serving:
-        rows = found.setdefault(instance.fingerprint, np.zeros(len(row_of), np.bool_))
-        rows[row_of[instance.instance]] = True
-    return found
-
-
-def _places(tables: Iterable[Table[RoleColumnsT]]) -> dict[InstanceId, tuple[Table[RoleColumnsT], int]]:
-    return {name: (table, place) for table in tables for place, name in enumerate(table.names)}
 
 
 def _uncount(counts: Counter[int], value: int) -> None:

@@ -24,16 +24,19 @@ class Candidates(Protocol):
         ...
 
 
+_ONLY: Ints = np.zeros(1, np.intp)
 CandidatesT = TypeVar("CandidatesT", bound=Candidates)
 
 
 def nearly_least(values_s: Floats, limits: PlacementLimits, target_s: float) -> Ints:
     """The equals of the best, at least one. One that misses the target is no equal of one that meets it."""
+    if len(values_s) == 1:
+        return _ONLY
     least_s = float(values_s.min())
     bound_s = equals_bound_s(least_s, limits)
     if least_s <= target_s:
         bound_s = min(bound_s, target_s)
-    return np.flatnonzero(values_s <= bound_s)
+    return (values_s <= bound_s).nonzero()[0]
 
 
 def first_by_name(request_id: RequestId, names: Sequence[InstanceId], equals: Ints) -> int:

@@ -12,6 +12,7 @@ from policy.choice import PlacementLimits, spread
 from policy.columns import Bools, Floats, Ints
 from policy.core import CostCoefficients, ScheduleRequest
 
+_SSD = Tier.SSD
 SOURCES_MAX = 4
 """Instances whose prefix is considered for others: those with the longest."""
 
@@ -24,14 +25,16 @@ class HeldPrefixes:
     memory_blocks: Floats
     blocks: Floats
     on_ssd: bool
-    """Some of it, somewhere."""
+    """Whether any may be there: where not, both are the same."""
 
     def upto(self, blocks: int) -> "HeldPrefixes":
-        in_memory, in_all = np.minimum(self.memory_blocks, blocks), np.minimum(self.blocks, blocks)
+        in_all = np.minimum(self.blocks, blocks)
+        in_memory = np.minimum(self.memory_blocks, blocks) if self.on_ssd else in_all
         return HeldPrefixes(in_memory, in_all, self.on_ssd)
 
     def of(self, rows: Ints) -> "HeldPrefixes":
-        return HeldPrefixes(self.memory_blocks[rows], self.blocks[rows], self.on_ssd)
+        in_all = self.blocks[rows]
+        return HeldPrefixes(self.memory_blocks[rows] if self.on_ssd else in_all, in_all, self.on_ssd)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,27 +59,25 @@ def held_prefixes(
 ) -> tuple[HeldPrefixes, Ints]:
     """By row of the board, and the rows of those that hold something, in the order of the matches. Of
     instances that the board does not know nothing is taken over."""
-    memory_blocks, blocks, on_ssd = [0] * len(row_of), [0] * len(row_of), False
-    holders: list[int] = []
-    for match in matches:
-        row = row_of.get(match.instance)
-        if row is not None:
-            holders.append(row)
-            blocks[row] = match.prefix_blocks
-            memory_blocks[row] = in_memory = memory_blocks_of(match)
-            on_ssd = on_ssd or in_memory != match.prefix_blocks
-    held = HeldPrefixes(np.array(memory_blocks, np.float64), np.array(blocks, np.float64), on_ssd)
-    return held, np.array(holders, np.intp)
+    known = [match for match in matches if match.instance in row_of]
+    holders = np.array([row_of[match.instance] for match in known], np.intp)
+    blocks = np.zeros(len(row_of))
+    blocks[holders] = [match.prefix_blocks for match in known]
+    if all(len(match.runs) == 1 and match.runs[0].tier is not _SSD for match in known):
+        return HeldPrefixes(blocks, blocks, False), holders
+    memory_blocks = np.zeros(len(row_of))
+    memory_blocks[holders] = [memory_blocks_of(match) for match in known]
+    return HeldPrefixes(memory_blocks, blocks, True), holders
 
 
 def memory_blocks_of(match: InstanceMatch) -> int:
     """Where runs are not told, all is taken to lie in memory. Along a prefix tiers only get slower; should
     they not, what comes after the first SSD is SSD."""
-    if not match.runs:
+    blocks, runs = 0, match.runs
+    if not runs:
         return match.prefix_blocks
-    blocks = 0
-    for run in match.runs:
-        if run.tier is Tier.SSD:
+    for run in runs:
+        if run.tier is _SSD:
             break
         blocks += run.blocks
     return min(blocks, match.prefix_blocks)
@@ -140,6 +141,7 @@ def _longest(held: HeldPrefixes) -> Ints | slice:
         return slice(None)
     last = np.lexsort((-held.memory_blocks, -held.blocks))[SOURCES_MAX - 1]
     blocks, memory_blocks = held.blocks[last], held.memory_blocks[last]
-    return np.flatnonzero(
-        (held.blocks > blocks) | ((held.blocks == blocks) & (held.memory_blocks >= memory_blocks))
+    longest: Bools = (held.blocks > blocks) | (
+        (held.blocks == blocks) & (held.memory_blocks >= memory_blocks)
     )
+    return longest.nonzero()[0]
