@@ -332,3 +332,7 @@ class LoadSnapshot:
     """Those of them that met both of their targets."""
     rejected_total: int = 0
     """Those of them that were turned away before they began."""
+    step_s_total: float = 0.0
+    """What the engine's steps took, since start."""
+    step_predicted_s_total: float = 0.0
+    """What these were announced to take, each by the `cost` before it."""

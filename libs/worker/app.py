@@ -90,6 +90,8 @@ class WorkerApp:
             cost=self._node.current_cost(),
             ended=self._node.ended.latest(),
             ended_total=self._node.ended.total,
+            step_s_total=self._node.cost_meter.step_s_total,
+            step_predicted_s_total=self._node.cost_meter.step_predicted_s_total,
             lower_tiers=tuple(TierUse(tier.tier, tier.blocks, tier.copies) for tier in stats.tiers),
         )
 

@@ -46,6 +46,9 @@ class CostMeter:
         self._errors = PredictionErrors(registry, list(Predicted))
         self._corrections = Corrections()
         self._announced: CostCoefficients | None = None
+        self.step_s_total = 0.0
+        """Of steps that something was announced of."""
+        self.step_predicted_s_total = 0.0
         self._transfers = 0
         self._transfers_begun = 0
 
@@ -70,7 +73,10 @@ class CostMeter:
         if profile is None or announced is None:
             return
         kind = Predicted.STEP if work.decodes else Predicted.PREFILL
-        self._errors.observe(kind, work_s(announced, work), elapsed_s)
+        predicted_s = work_s(announced, work)
+        self.step_s_total += elapsed_s
+        self.step_predicted_s_total += predicted_s
+        self._errors.observe(kind, predicted_s, elapsed_s)
         self._corrections = step_observed(self._corrections, profile, work, elapsed_s, self._now_s())
 
     @contextmanager

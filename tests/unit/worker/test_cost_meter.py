@@ -56,6 +56,8 @@ def test_a_step_is_compared_with_what_was_announced_before_it() -> None:
     for _ in range(50):
         bench.meter.step_done(DECODES, 2 * work_s(ASSUMED_COST, DECODES))
     assert bench.told("prediction_error_ratio_count", Predicted.STEP) == 50
+    assert bench.meter.step_s_total == pytest.approx(100 * work_s(ASSUMED_COST, DECODES))
+    assert bench.meter.step_predicted_s_total == pytest.approx(50 * work_s(announced, DECODES))
     assert bench.told("predicted_seconds_total", Predicted.STEP) == pytest.approx(
         50 * work_s(announced, DECODES)
     )
