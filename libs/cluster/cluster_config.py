@@ -70,6 +70,10 @@ class ClusterConfig:
         default=None,
         metadata={"help": "how far ahead predictive admission looks", "min": 1.0, "max": 3600.0},
     )
+    adaptive: bool | None = field(
+        default=None,
+        metadata={"help": "thresholds and weights of the strategy tune themselves toward goodput"},
+    )
     replication_requests_min: int | None = field(
         default=None,
         metadata={"help": "requests in a window that make a prefix hot", "min": 2, "max": 1_000_000},

@@ -21,6 +21,7 @@ def placement_limits(config: ConductorConfig) -> PlacementLimits:
         tbt_ms_default=config.tbt_ms_default,
         target_share=config.target_share,
         decode_horizon_s=config.decode_horizon_s,
+        adaptive=config.adaptive,
     )
     return configured(PlacementLimits(silence_s_max=config.silence_s_max), own)
 
@@ -38,6 +39,7 @@ def configured(limits: PlacementLimits, config: ClusterConfig) -> PlacementLimit
         tbt_ms_default=_target_ms(config.tbt_ms_default, limits.tbt_ms_default),
         target_share=_either(config.target_share, limits.target_share),
         decode_horizon_s=_either(config.decode_horizon_s, limits.decode_horizon_s),
+        adaptive=limits.adaptive if config.adaptive is None else config.adaptive,
     )
 
 

@@ -21,11 +21,21 @@ pytestmark = pytest.mark.unit
 def test_settings_from_text_become_values() -> None:
     document = with_settings(
         {"ttft_ms_default": 1.0},
-        {"strategy": "cache_aware", "ttft_ms_default": "500", "replication_requests_min": "4"},
+        {
+            "strategy": "cache_aware",
+            "ttft_ms_default": "500",
+            "replication_requests_min": "4",
+            "adaptive": "true",
+        },
     )
-    assert document == {"strategy": "cache_aware", "ttft_ms_default": 500.0, "replication_requests_min": 4}
+    assert document == {
+        "strategy": "cache_aware",
+        "ttft_ms_default": 500.0,
+        "replication_requests_min": 4,
+        "adaptive": True,
+    }
     assert config_of(document) == ClusterConfig(
-        strategy="cache_aware", ttft_ms_default=500.0, replication_requests_min=4
+        strategy="cache_aware", ttft_ms_default=500.0, replication_requests_min=4, adaptive=True
     )
 
 
@@ -44,8 +54,9 @@ def test_settings_from_text_become_values() -> None:
         ("tbt_ms_default", "-1", "tbt_ms_default: -1.0 is not from 0.0 to 60000.0"),
         ("replication_requests_min", "1", "replication_requests_min: 1 is not from 2 to 1000000"),
         ("replication_requests_min", "2.5", "replication_requests_min: '2.5' is not an integer"),
+        ("adaptive", "perhaps", "adaptive: 'perhaps' is not true or false"),
         ("ttft_ms", "1", "ttft_ms: no such setting: did you mean ttft_ms_default?"),
-        ("colour", "1", "colour: no such setting: there are admission, "),
+        ("colour", "1", "colour: no such setting: there are adaptive, "),
     ],
 )
 def test_a_bad_setting_is_refused_by_name_and_limit(name: str, text: str, said: str) -> None:

@@ -20,6 +20,7 @@ def test_what_a_process_was_started_with():
             decode_horizon_s=7.0,
             silence_s_max=9.0,
             target_share=1.0,
+            adaptive=True,
         )
     )
     assert limits == PlacementLimits(
@@ -30,6 +31,7 @@ def test_what_a_process_was_started_with():
         tbt_ms_default=20.0,
         decode_horizon_s=7.0,
         silence_s_max=9.0,
+        adaptive=True,
     )
 
 
@@ -39,6 +41,8 @@ def test_the_cluster_goes_before_the_process_and_leaves_the_rest_alone():
     assert limits.current() == PlacementLimits(
         strategy=Strategy.RANDOM, ttft_ms_default=900.0, tbt_ms_default=20.0, target_share=0.5
     )
+    limits.configure(ClusterConfig(adaptive=True))
+    assert limits.current() == PlacementLimits(ttft_ms_default=500.0, tbt_ms_default=20.0, adaptive=True)
     limits.configure(ClusterConfig(tbt_ms_default=0.0))
     assert limits.current() == PlacementLimits(ttft_ms_default=500.0, tbt_ms_default=None)
     limits.configure(ClusterConfig())
