@@ -1,9 +1,10 @@
 """A recorded live run as a run to simulate: its arrivals, its instances, and what they measured of
 themselves.
 
-Nothing is fitted: costs are those that the instances announced while they ran, a message takes what the
-median of the recorded ones took. Who came or left during the run was there all the time. Of a request that
-was placed several times the first question counts, for the simulation has its own refusals.
+Nothing is fitted: steps take what the instances announced, as many times as long as they really took then;
+a message takes what the median of the recorded ones took. Who came or left during the run was there all the
+time. Of a request that was placed several times the first question counts, for the simulation has its own
+refusals.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,9 +14,10 @@ from statistics import median
 from cluster.folds import Decided, LoadHeard, Registered
 from cluster.messages import InstanceRecord, ModelInfo
 from cluster.recording import Begun, Line
+from cluster.reporter import LOAD_GAP_S_MIN
 from kvhash import HASH_BYTES
 from kvindex.core import InstanceId
-from policy.core import CostCoefficients, RequestId, Role, ScheduleRequest
+from policy.core import CostCoefficients, LoadSnapshot, RequestId, Role, ScheduleRequest
 from simulator.setup import AnnouncedCost, ClusterSetup, NodeShape
 from simulator.trace import TracedRequest
 
@@ -58,6 +60,15 @@ class RecordedRun:
     setup: ClusterSetup
 
 
+@dataclass(frozen=True, slots=True)
+class _Meter:
+    """What an instance told of its steps, and when it did."""
+
+    told_at_s: float
+    step_s_total: float
+    step_predicted_s_total: float
+
+
 @dataclass(slots=True)
 class _Read:
     """What the lines have said so far."""
@@ -67,7 +78,8 @@ class _Read:
     booking_ttl_s: float = 0.0
     workers: dict[InstanceId, InstanceRecord] = field(default_factory=dict)
     costs: list[tuple[float, InstanceId, CostCoefficients]] = field(default_factory=list)
-    """Each where it is another than before."""
+    """From when each holds."""
+    meters: dict[InstanceId, "_Meter"] = field(default_factory=dict)
     output_tokens: dict[RequestId, int] = field(default_factory=dict)
     first: dict[RequestId, tuple[float, Decided]] = field(default_factory=dict)
     """Of each request the first decision, and when it was asked for."""
@@ -90,7 +102,6 @@ def recorded_run(lines: Iterable[Line], limits: WorkerLimits) -> RecordedRun:
 
 def _read(lines: Iterable[Line]) -> _Read:
     read = _Read()
-    known: dict[InstanceId, CostCoefficients] = {}
     for line in lines:
         match line.entry:
             case Begun(booking_ttl_s=booking_ttl_s, unix_s=unix_s):
@@ -101,9 +112,8 @@ def _read(lines: Iterable[Line]) -> _Read:
             case LoadHeard(load=load, lag_s=lag_s):
                 if lag_s is not None:
                     read.lags_s.append(lag_s)
-                if load.cost is not None and known.get(load.instance) != load.cost:
-                    known[load.instance] = load.cost
-                    read.costs.append((line.at_s, load.instance, load.cost))
+                if load.cost is not None:
+                    _read_cost(read, load, load.cost, line.at_s - (lag_s or 0.0))
                 for ended in load.ended:
                     if ended.output_tokens is not None:
                         read.output_tokens[ended.request_id] = ended.output_tokens
@@ -113,6 +123,35 @@ def _read(lines: Iterable[Line]) -> _Read:
                 if decided.placement is not None:
                     read.placed.add(request.request_id)
     return read
+
+
+def _read_cost(read: _Read, load: LoadSnapshot, cost: CostCoefficients, told_at_s: float) -> None:
+    """The first is taken as announced. After that it is known how long steps really took: what they took
+    since the snapshot before holds from then on, or a little before, as that came late."""
+    now = _Meter(told_at_s, load.step_s_total, load.step_predicted_s_total)
+    before = read.meters.get(load.instance)
+    read.meters[load.instance] = now
+    if before is None:
+        read.costs.append((told_at_s - LOAD_GAP_S_MIN, load.instance, cost))
+        return
+    predicted_s = now.step_predicted_s_total - before.step_predicted_s_total
+    elapsed_s = now.step_s_total - before.step_s_total
+    if predicted_s > 0.0 and elapsed_s > 0.0:
+        since_s = before.told_at_s - LOAD_GAP_S_MIN
+        read.costs.append((since_s, load.instance, _slower(cost, elapsed_s / predicted_s)))
+
+
+def _slower(cost: CostCoefficients, times: float) -> CostCoefficients:
+    """Whose steps take so many times as long."""
+    return replace(
+        cost,
+        prefill_fixed_s=cost.prefill_fixed_s * times,
+        prefill_per_token_s=cost.prefill_per_token_s * times,
+        prefill_per_token_pair_s=cost.prefill_per_token_pair_s * times,
+        step_fixed_s=cost.step_fixed_s * times,
+        step_per_request_s=cost.step_per_request_s * times,
+        step_per_kv_token_s=cost.step_per_kv_token_s * times,
+    )
 
 
 def _of_one_model(records: Iterable[InstanceRecord]) -> list[InstanceRecord]:

@@ -30,9 +30,15 @@ def load_line(
     seq: int,
     cost: CostCoefficients = ROUND_COST,
     ended: tuple[EndedRequest, ...] = (),
+    step_s: float = 0.0,
+    step_predicted_s: float = 0.0,
 ) -> Line:
     load = replace(
-        snapshot(name, blocks_free=4096, cost=cost), ended=ended, ended_total=len(ended) and seq + len(ended)
+        snapshot(name, blocks_free=4096, cost=cost),
+        ended=ended,
+        ended_total=len(ended),
+        step_s_total=step_s,
+        step_predicted_s_total=step_predicted_s,
     )
     return Line(at_s, LoadHeard(load, 1, seq, 0.001))
 
@@ -61,7 +67,9 @@ def small_recording(*, limits: PlacementLimits = LIMITS) -> list[Line]:
         lines.append(Line(at_s, decided))
     slower = replace(ROUND_COST, prefill_per_token_s=2e-3, first_token_fixed_s=0.02)
     lines += [
-        load_line(54.0, "p-a", 2, slower),
+        load_line(54.0, "p-a", 2, slower, step_s=3.0, step_predicted_s=2.0),
+        load_line(54.3, "p-a", 3, slower, step_s=3.0, step_predicted_s=2.0),
+        load_line(54.4, "p-a", 4, slower, step_s=4.0, step_predicted_s=4.0),
         load_line(54.5, "d-a", 2, ended=(ended("first", 7), ended("second", None))),
         Line(55.0, Ended("closed")),
     ]

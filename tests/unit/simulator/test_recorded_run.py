@@ -49,8 +49,23 @@ def test_the_cluster_is_the_one_that_was_registered() -> None:
     assert setup.message_s == pytest.approx(0.001)
     assert (setup.node.cost, setup.node.device_blocks, setup.node.layers) == (ROUND_COST, 4096, 30)
     assert setup.node.kv_bytes_per_token * 16 == setup.block_bytes == 700_000
-    told = [(one.instance, round(one.at_s, 3)) for one in setup.announced]
-    assert told == [("prefill-1", 0.0), ("decode-2", 0.0), ("prefill-0", 0.0), ("prefill-0", 3.012)]
+
+
+def test_steps_take_what_they_took_then() -> None:
+    """From a tenth of a second before the snapshot before: so late that may have come. Where there were no
+    steps nothing is known of them."""
+    announced = recorded_run(small_recording(), LIMITS_OF_WORKERS).setup.announced
+    told = [(one.instance, round(one.at_s, 3), round(one.cost.prefill_per_token_s, 6)) for one in announced]
+    first_s = 51.0 - 0.01 - ASK_LAG_S
+    assert told == [
+        ("prefill-1", 0.0, 1e-3),
+        ("decode-2", 0.0, 1e-3),
+        ("prefill-0", 0.0, 1e-3),
+        ("prefill-0", 0.0, 3e-3),
+        ("prefill-0", round(54.299 - 0.1 - first_s, 3), 1e-3),
+    ]
+    assert announced[3].cost.step_fixed_s == pytest.approx(1.5 * ROUND_COST.step_fixed_s)
+    assert announced[3].cost.transfer_fixed_s == ROUND_COST.transfer_fixed_s
 
 
 def test_what_first_tokens_take_holds_from_the_start_once_it_was_measured() -> None:
