@@ -10,8 +10,8 @@ counted (`simulator.parallelism`), also for 8.
 `--json` prints one object:
 
     {"trace": path, "dataset": name, "rate", "reuse": bool, "seed", "requests", "gpus", "policy", "admission",
-     "model", "efficiency", "pool_tokens", "ssd_tokens", "conductors", "ttft_s_max", "tbt_s_max",
-     "tbt_measure", "attainment_min", "tolerance",
+     "model", "efficiency", "pool_tokens", "ssd_tokens", "conductors", "replication": bool, "adaptive": bool,
+     "target_share", "ttft_s_max", "tbt_s_max", "tbt_measure", "attainment_min", "tolerance",
      "best": index into `splits` or null,
      "splits": [{"gpus_per_instance", "prefill", "decode", "coupled", "gpus", "speedup", "offered_per_s",
                  "attainment", "goodput_per_s", "goodput_per_gpu_s", "hit_rate", "ttft_s": D, "tbt_s": D,
@@ -164,6 +164,7 @@ def run(options: argparse.Namespace) -> int:
             tbt_s_max=options.tbt_s,
             tbt_measure=TbtMeasure(options.tbt_measure),
             conductors=options.conductors,
+            replication=options.replication,
             seed=options.seed,
         )
     except SetupError as error:
@@ -253,6 +254,9 @@ def as_object(
         "pool_tokens": options.pool_tokens,
         "ssd_tokens": options.ssd_tokens,
         "conductors": options.conductors,
+        "replication": options.replication,
+        "adaptive": options.adaptive,
+        "target_share": options.target_share,
         "ttft_s_max": options.ttft_s,
         "tbt_s_max": options.tbt_s,
         "tbt_measure": options.tbt_measure,

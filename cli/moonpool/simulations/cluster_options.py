@@ -83,11 +83,24 @@ def add_cluster_arguments(parser: argparse.ArgumentParser, admission: AdmissionM
         help="that place requests in turn",
     )
     parser.add_argument(
+        "--replication", action="store_true", help="hot prefixes are copied to where they are not yet"
+    )
+    parser.add_argument(
         "--balancing-threshold",
         type=positive(THRESHOLD_MAX),
         default=DEFAULTS.placement.kvcache_balancing_threshold,
         metavar="X",
         help="of kvcache_centric: how much longer another's prefix must be to be read",
+    )
+    parser.add_argument(
+        "--target-share",
+        type=positive(1.0),
+        default=DEFAULTS.placement.target_share,
+        metavar="SHARE",
+        help="of the targets, that predictions are held to",
+    )
+    parser.add_argument(
+        "--adaptive", action="store_true", help="thresholds, margins and weights tune themselves"
     )
 
 
@@ -107,4 +120,6 @@ def placement_limits(options: argparse.Namespace) -> PlacementLimits:
         strategy=Strategy(options.policy),
         admission=AdmissionMode(options.admission),
         kvcache_balancing_threshold=options.balancing_threshold,
+        target_share=options.target_share,
+        adaptive=options.adaptive,
     )

@@ -32,6 +32,9 @@ KEYS = [
     "pool_tokens",
     "ssd_tokens",
     "conductors",
+    "replication",
+    "adaptive",
+    "target_share",
     "failures",
     "joins",
     "ttft_s_max",
@@ -52,6 +55,7 @@ KEYS = [
     "preempted",
     "evicted_blocks",
     "moved_bytes",
+    "copied_prefixes",
     "busy",
     "events",
     "load",
@@ -187,6 +191,26 @@ def test_instances_fail_and_join_when_they_are_told_to(words, capsys):
 def test_several_conductors_and_an_ssd_serve_the_same(words, capsys):
     found = printed([*words, "--conductors", "3", "--ssd-tokens", "51200", "--pool-tokens", "512"], capsys)
     assert (found["conductors"], found["ssd_tokens"], found["served"]) == (3, 51200, 2)
+
+
+def test_hot_prefixes_are_copied_where_that_is_asked_for(tmp_path, capsys):
+    shared = [*range(20)]
+    lines = [
+        {
+            "timestamp": 1000 * number,
+            "input_length": 512 * 21,
+            "output_length": 2,
+            "hash_ids": [*shared, 100 + number],
+        }
+        for number in range(30)
+    ]
+    trace = tmp_path / "hot.jsonl"
+    trace.write_text("\n".join(map(json.dumps, lines)))
+    words = ["simulate", "--trace", str(trace), "--prefill", "3", "--decode", "1"]
+    assert printed(words, capsys)["copied_prefixes"] == 0
+    found = printed([*words, "--replication"], capsys)
+    assert found["replication"] is True
+    assert found["copied_prefixes"] > 0
 
 
 def test_the_measure_of_gaps_is_the_one_asked_for(words, capsys):
