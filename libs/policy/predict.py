@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from kvindex.core import InstanceId
 from policy.board import Board
-from policy.cost import step_s
 from policy.load_sums import DecodeLoad
+from policy.second_admission import joined_step_s
 from policy.view import ClusterView, InstanceView
 
 
@@ -73,7 +73,7 @@ def outlook(view: ClusterView, now_s: float) -> Outlook:
 
 def step_with_s(instance: InstanceView, load: DecodeLoad, kv_tokens: int, samples: int = 1) -> float:
     """Time of a step at `instance` once a request of `kv_tokens` a sample has joined `load`."""
-    return step_s(instance.cost, load.sequences + samples, load.kv_tokens + samples * kv_tokens)
+    return joined_step_s(instance.cost, load, kv_tokens, samples)
 
 
 def present_load(instance: InstanceView) -> DecodeLoad:
