@@ -17,7 +17,7 @@ PREFILL_FIXED_S, PREFILL_TOKEN_S = 0.005, 0.0006
 PREFILLS, DECODES = 2, 2
 CAPACITY_PER_S = PREFILLS / (PREFILL_FIXED_S + PROMPT_TOKENS * PREFILL_TOKEN_S)
 """Of the prefills; the decodes could take about twice as much within their target."""
-TTFT_S, TBT_S = 1.5, 0.12
+TTFT_S, TBT_S = 3.0, 0.2
 PREFILL_FLAGS = (
     *("--prefill-fixed-s", str(PREFILL_FIXED_S), "--prefill-token-s", str(PREFILL_TOKEN_S)),
     *("--step-tokens-max", str(PROMPT_TOKENS)),
