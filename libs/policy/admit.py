@@ -97,8 +97,8 @@ def ttft_refusal(prefill: PrefillCandidate, targets: Targets) -> Refusal | None:
     wait_s_max *= _work_share(prefill, targets)
     if wait_s > wait_s_max:
         detail = (
-            f"{wait_s:.3f} s in the queue predicted, {wait_s_max:.3f} s allowed for {prefill.compute_s:.3f} s "
-            "of computing under this load"
+            f"{wait_s:.3f} s in the queue predicted, {wait_s_max:.3f} s allowed under this load for "
+            f"{prefill.compute_s:.3f} s of computing"
         )
         return Refusal(RejectReason.TTFT, detail, wait_s - wait_s_max)
     return None
@@ -130,7 +130,7 @@ def with_room(joining: Joining, candidates: DecodeCandidates) -> DecodeCandidate
     mode, spare_blocks = joining.limits.admission, _spare_blocks(joining, candidates)
     if mode is AdmissionMode.SNAPSHOT:
         spare_blocks = spare_blocks + candidates.decodes.columns.pending_blocks
-    roomy = np.flatnonzero(spare_blocks >= 0)
+    roomy = (spare_blocks >= 0).nonzero()[0]
     if len(roomy) == len(candidates):
         return candidates
     if len(roomy) or mode is not AdmissionMode.PREDICTIVE:

@@ -52,10 +52,10 @@ class PlacementLimits:
     """How far ahead `predictive` admission looks at a decode."""
 
     adaptive: bool = False
-    """Whether these tune themselves (`policy.adapt`). What follows is what they are tuned from, or fixed at."""
+    """Whether these tune themselves (`policy.adapt`), from what they are set to."""
     work_price: float = 1.0
-    """At least 1. A request whose work is the share s of its target may use 1 / (price * s) of what it could
-    wait, where that is below 1: the dearer work is, the less may be ahead of what needs much of it."""
+    """At least 1. A request whose computing takes the share s of its target may use 1 / (price * s) of what
+    it could wait, where that is below 1: the dearer work is, the less waits before what needs much of it."""
     compute_weight: float = 1.0
     """joint: what a second of computing counts, beside one of waiting or moving."""
 

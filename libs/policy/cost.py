@@ -8,7 +8,7 @@ from typing import overload
 
 import numpy as np
 
-from policy.columns import DecodeColumns, Floats, PrefillColumns
+from policy.columns import DecodeColumns, Floats, HolderColumns, PrefillColumns
 from policy.core import CostCoefficients
 
 ASSUMED_COST = CostCoefficients(
@@ -42,12 +42,12 @@ def prefill_s(
 @overload
 def step_s(cost: CostCoefficients, requests: int, kv_tokens: int) -> float: ...
 @overload
-def step_s(cost: DecodeColumns, requests: Floats, kv_tokens: Floats) -> Floats: ...
+def step_s(cost: CostCoefficients | DecodeColumns, requests: Floats, kv_tokens: Floats) -> Floats: ...
 def step_s(
     cost: CostCoefficients | DecodeColumns, requests: int | Floats, kv_tokens: int | Floats
 ) -> float | Floats:
-    """Time of one decode step over `requests` sequences with `kv_tokens` tokens of KV in all, at one instance
-    or at each of many."""
+    """Time of one decode step over `requests` sequences with `kv_tokens` tokens of KV in all; of several steps,
+    or of one at each of many instances."""
     return cost.step_fixed_s + cost.step_per_request_s * requests + cost.step_per_kv_token_s * kv_tokens
 
 
@@ -96,8 +96,8 @@ def work_s(cost: CostCoefficients, work: StepWork) -> float:
 @overload
 def transfer_s(cost: CostCoefficients, transfer_bytes: int) -> float: ...
 @overload
-def transfer_s(cost: CostCoefficients, transfer_bytes: Floats) -> Floats: ...
-def transfer_s(cost: CostCoefficients, transfer_bytes: int | Floats) -> float | Floats:
+def transfer_s(cost: CostCoefficients | HolderColumns, transfer_bytes: Floats) -> Floats: ...
+def transfer_s(cost: CostCoefficients | HolderColumns, transfer_bytes: int | Floats) -> float | Floats:
     """Time to move `transfer_bytes` from this instance to a peer."""
     return cost.transfer_fixed_s + transfer_bytes / cost.transfer_bytes_per_s
 

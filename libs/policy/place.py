@@ -62,7 +62,16 @@ def place(
     held, holders = held_prefixes(matches, ahead.board.row_of)
     targets = targets_of(request, ahead, limits)
     question = prefill_question(
-        prefills, fleet.block_tokens, view, request, held, holders, ahead, limits, targets.ttft_s_max
+        prefills,
+        fleet.block_tokens,
+        view,
+        request,
+        held,
+        holders,
+        ahead,
+        limits,
+        targets.ttft_s_max,
+        targets.tbt_s_max,
     )
     prefill = STRATEGIES[limits.strategy](question)
     expected = expected_tokens(view.lengths, request.tenant, _family(request), request.output_tokens_max)
@@ -115,12 +124,18 @@ def _preferred(
     Where every one is silent it may be our own bus; where every one has failed it may have been a
     passing refusal: then the condition is dropped.
     """
-    columns = instances.columns
-    fit = columns.blocks >= reserved_blocks(request.prompt_tokens, block_tokens, request.samples)
+    columns, blocks = instances.columns, reserved_blocks(request.prompt_tokens, block_tokens, request.samples)
+    if not instances.names or (
+        columns.blocks.min() >= blocks
+        and now_s - columns.heard_at_s.min() <= limits.silence_s_max
+        and not request.excluded
+    ):
+        return instances
+    fit = columns.blocks >= blocks
     if request.excluded:
         fit = _if_any(fit, np.array([name not in request.excluded for name in instances.names], np.bool_))
     fit = _if_any(fit, now_s - columns.heard_at_s <= limits.silence_s_max)
-    return instances if fit.all() else instances.take(np.flatnonzero(fit))
+    return instances.take(fit.nonzero()[0])
 
 
 def _if_any(fit: Bools, condition: Bools) -> Bools:

@@ -109,6 +109,7 @@ class PrefillQuestion:
     ttft_s_max: float
     turn: int
     """See `policy.choice.turn_of`."""
+    tbt_s_max: float = inf
 
 
 def prefill_question(
@@ -121,6 +122,7 @@ def prefill_question(
     ahead: Outlook,
     limits: PlacementLimits,
     ttft_s_max: float,
+    tbt_s_max: float = inf,
 ) -> PrefillQuestion:
     """`held` by row of the board; `holders` are the rows where it is more than nothing."""
     usable = held.upto((request.prompt_tokens - 1) // block_tokens)
@@ -135,6 +137,7 @@ def prefill_question(
         limits,
         ttft_s_max,
         turn_of(request.request_id, view, ahead.now_s),
+        tbt_s_max,
     )
 
 

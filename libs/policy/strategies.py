@@ -31,6 +31,7 @@ from policy.place_prefill import (
     ways_alone,
     ways_with,
 )
+from policy.value import valued
 
 PrefillChoice = Callable[[PrefillQuestion], PrefillCandidate]
 
@@ -62,7 +63,8 @@ def kvcache_centric(question: PrefillQuestion) -> PrefillCandidate:
 
 
 def joint(question: PrefillQuestion) -> PrefillCandidate:
-    """The soonest first token over all ways; among equals the fewest requests, then the least to move."""
+    """The soonest first token over all ways, and the least taken from others (`policy.value`); among equals
+    the fewest requests, then the least to move."""
 
     def choose(ways: Ways) -> int:
         equals = nearly_least(ways.ttft_s, question.limits, question.ttft_s_max)
@@ -71,7 +73,7 @@ def joint(question: PrefillQuestion) -> PrefillCandidate:
         equals = equals[nearly_least(ways.fetch_s[equals], question.limits, inf)]
         return first_by_name(question.request.request_id, ways.names, equals)
 
-    ways = ways_with(question)
+    ways = valued(question, ways_with(question))
     return way_at(question, ways, in_turn(ways, question.turn, choose, _ttft_s, question.ttft_s_max))
 
 

@@ -10,6 +10,7 @@ from functools import partial
 from random import Random
 
 from kvindex.core import InstanceId
+from policy.adapt import Outcomes
 from policy.core import Placement, Rejection, Role
 from policy.load_sums import reserved_blocks
 from simulator.conductor import Conductors
@@ -247,8 +248,16 @@ class _Cluster:
             request.recomputed_tokens,
         )
         request.gaps_s = request.gaps_s[:0]
+        self._conductors.answered(self._outcome(served))
         if self._on_ended is not None:
             self._on_ended(len(self._results))
+
+    def _outcome(self, served: Served | None) -> Outcomes:
+        if served is None:
+            return Outcomes(rejected=1)
+        tbt_met = served.tbt_s is None or served.tbt_s <= self._setup.tbt_s_max
+        met = served.ttft_s <= self._setup.ttft_s_max and tbt_met
+        return Outcomes(in_targets=1) if met else Outcomes(missed=1)
 
     def _sample(self) -> None:
         """The load now, and again after an interval while there is any to come."""

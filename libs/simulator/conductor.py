@@ -12,6 +12,9 @@ from math import inf
 import xxhash
 
 from kvindex.core import InstanceId, InstanceMatch
+from policy import adapt
+from policy.adapt import Adaptation, Outcomes
+from policy.choice import PlacementLimits
 from policy.core import Placement, Rejection, ScheduleRequest
 from policy.place import place
 from policy.view import (
@@ -47,6 +50,7 @@ class Conductor:
         self._folded: dict[InstanceId, int] = {}
         """Moment of the latest snapshot in the view."""
         self._view = ClusterView()
+        self._adaptation = Adaptation()
         for node in nodes:
             self._register(node)
 
@@ -87,10 +91,23 @@ class Conductor:
         matches = self._matches(request)
         if matches and self._on_asked is not None:
             self._on_asked(request, matches[0].prefix_blocks)
-        decision = place(self._view, asked, matches, self._setup.placement, now_s)
+        decision = place(self._view, asked, matches, self._limits(asked), now_s)
         if isinstance(decision, Placement):
             self._book(decision, asked.prompt_tokens, asked.priority, elsewhere=False)
         return decision
+
+    def answered(self, outcomes: Outcomes) -> None:
+        """A gateway tells what became of requests."""
+        self._adaptation = adapt.observed(self._adaptation, outcomes, self._events.now_s)
+
+    def _limits(self, asked: ScheduleRequest) -> PlacementLimits:
+        placement = self._setup.placement
+        if not placement.adaptive:
+            return placement
+        if not asked.attempt:
+            self._adaptation = adapt.asked(self._adaptation, asked.ttft_ms_max, placement)
+        self._adaptation = adapt.pressed(self._adaptation, self._view, self._events.now_s)
+        return adapt.tuned(placement, self._adaptation)
 
     def _register(self, node: Node) -> None:
         self._nodes[node.instance] = node
@@ -159,6 +176,10 @@ class Conductors:
                     heard = partial(other.heard, decision, request.input_tokens, request.priority)
                     self._events.after(self._message_s, heard)
         return decision
+
+    def answered(self, outcomes: Outcomes) -> None:
+        for conductor in self._all:
+            conductor.answered(outcomes)
 
     def joined(self, node: Node) -> None:
         for conductor in self._all:

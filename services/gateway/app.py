@@ -60,6 +60,9 @@ class GatewayApp:
             roles=self._context.roles,
             state=InstanceState.SERVING,
             requests=self._requests.in_progress,
+            answered_total=self._requests.outcomes.answered,
+            in_targets_total=self._requests.outcomes.in_targets,
+            rejected_total=self._requests.outcomes.rejected,
         )
 
     def handlers(self) -> Mapping[type, Handler]:

@@ -26,6 +26,7 @@ from gateway.answer_text import AnswerText
 from gateway.api_errors import OVERLOADED, UNAVAILABLE, ApiError
 from gateway.metrics import GatewayMetrics
 from gateway.notices import Notices
+from gateway.outcomes import OutcomeCounts
 from gateway.placing import Order
 from gateway.running import RequestLimits, RunningRequest
 from kvindex.core import InstanceId
@@ -58,6 +59,7 @@ class Requests:
 
     def __init__(self, bus: Bus, metrics: GatewayMetrics, log: Logger, limits: GatewayLimits) -> None:
         self._bus = bus
+        self.outcomes = OutcomeCounts()
         self._metrics = metrics
         self._log = log
         self._limits = limits
@@ -110,6 +112,7 @@ class Requests:
             self._bus,
             self._notices,
             self._metrics,
+            self.outcomes,
             self._log,
             self._limits.request,
             self._replacing,

@@ -12,13 +12,14 @@ from typing import assert_never
 
 from cluster.bus import Bus
 from cluster.logs import Logger
-from cluster.messages import Cancel, Finish
+from cluster.messages import TOKEN_ID_BYTES, Cancel, Finish
 from gateway import placing
 from gateway.answer_text import AnswerText
 from gateway.api_errors import CLIENT_TOO_SLOW, INTERNAL, ApiError, of_failure
 from gateway.metrics import TTFT, GatewayMetrics
 from gateway.notices import Notices
 from gateway.outbox import Ending, Outbox
+from gateway.outcomes import AnswerTimes, OutcomeCounts
 from gateway.placing import Order
 from gateway.text import unpack_token_ids
 from policy.core import FinishReason
@@ -77,6 +78,7 @@ class RunningRequest:
         bus: Bus,
         notices: Notices,
         metrics: GatewayMetrics,
+        outcomes: OutcomeCounts,
         log: Logger,
         limits: RequestLimits,
         replacing: asyncio.Semaphore,
@@ -96,6 +98,8 @@ class RunningRequest:
         self._bus = bus
         self._notices = notices
         self._metrics = metrics
+        self._outcomes = outcomes
+        self._times = AnswerTimes()
         self._log = log
         self._limits = limits
         self._replacing = replacing
@@ -157,12 +161,13 @@ class RunningRequest:
             case answer.Complete(reason, output_tokens):
                 self._complete(reason, output_tokens)
             case answer.Fail():
+                self._outcomes.failed(self._times)
                 self.outbox.end(of_failure(effect, self.order.structure_param))
             case _:
                 assert_never(effect)
 
     def _deliver(self, tokens: answer.Deliver) -> None:
-        self._measure()
+        self._measure(len(tokens.token_ids) // TOKEN_ID_BYTES)
         self._output_token_ids += tokens.token_ids
         self._cached_tokens = max(self._cached_tokens, tokens.cached_tokens)
         token_ids = unpack_token_ids(tokens.token_ids)
@@ -181,19 +186,23 @@ class RunningRequest:
             reason, output_tokens = FinishReason.STOP, self._stopped_after
         elif not self.outbox.put(self._text.finish()):
             self.outbox.end(self._too_slow())
+        self._outcomes.ended(self._times)
         self.outbox.end(Ending(reason, self.order.prompt.tokens, output_tokens, self._cached_tokens))
 
-    def _measure(self) -> None:
+    def _measure(self, tokens: int) -> None:
         now_s = self._loop.time()
         placement = self.state.placement
+        waited_s = 0.0 if self._asked_at_s is None else now_s - self._asked_at_s
         if self._asked_at_s is not None and placement is not None:
             predicted_s = placement.predicted_ttft_ms / 1e3
-            self._metrics.prediction_errors.observe(TTFT, predicted_s, now_s - self._asked_at_s)
+            self._metrics.prediction_errors.observe(TTFT, predicted_s, waited_s)
         self._asked_at_s = None
         if self._delivered_at_s is None:
             self._metrics.ttft_s.observe(now_s - self._arrived_at_s)
+            self._times.first(placement, waited_s)
         else:
             self._metrics.token_gap_s.observe(now_s - self._delivered_at_s)
+            self._times.next(now_s - self._delivered_at_s, tokens)
         self._delivered_at_s = now_s
 
     async def _place(self, ask: answer.AskPlacement) -> Event:
