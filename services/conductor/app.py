@@ -18,6 +18,7 @@ from cluster.registry import RegistryEvent
 from conductor.cluster_state import ClusterState
 from conductor.config import ConductorConfig
 from conductor.metrics import ConductorMetrics
+from conductor.outcomes_heard import OutcomesHeard
 from conductor.policy_limits import PolicyLimits, placement_limits
 from conductor.recorder import FileRecorder
 from conductor.scheduler import Scheduler
@@ -37,17 +38,20 @@ class ConductorApp:
             booking_ttl_s=config.booking_ttl_s,
             describe_timeout_s=config.describe_timeout_s,
             recorder=self._recorder,
+            load_heard=self._load_heard,
         )
+        self._outcomes = OutcomesHeard(context.log)
         self._metrics.bookings.set_function(lambda: len(self._state.current().bookings))
         self._limits = PolicyLimits(placement_limits(config))
         self._show_policy()
+        self._metrics.show_tuned(self._limits.tuned)
         self._config_watch = ConfigWatch(
             context.control, context.metrics, context.log, self._cluster_configured
         )
         self._scheduler = Scheduler(
             context.bus,
             self._state,
-            self._limits.current,
+            self._limits.deciding,
             self._metrics,
             context.log,
             time.monotonic,
@@ -99,6 +103,11 @@ class ConductorApp:
         subscription, self._subscription = self._subscription, None
         if subscription is not None:
             await subscription.unsubscribe()
+
+    def _load_heard(self, load: LoadSnapshot, incarnation: int) -> None:
+        outcomes = self._outcomes.newly(load, incarnation)
+        if outcomes.answered:
+            self._limits.answered(outcomes, time.monotonic())
 
     def _cluster_configured(self, config: ClusterConfig) -> None:
         self._limits.configure(config)

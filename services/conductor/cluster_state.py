@@ -44,13 +44,16 @@ class ClusterState:
         booking_ttl_s: float,
         describe_timeout_s: float,
         recorder: Recorder | None = None,
+        load_heard: Callable[[LoadSnapshot, int], None] | None = None,
     ) -> None:
+        """`load_heard` is told of each snapshot, whosever it is, and of its sender's incarnation."""
         self._bus = bus
         self._log = log
         self._clock = clock
         self._booking_ttl_s = booking_ttl_s
         self._describe_timeout_s = describe_timeout_s
         self._recorder = recorder
+        self._load_heard = load_heard
         self._view = ClusterView()
         self._load_came = asyncio.Event()
         self._describing: dict[InstanceId, asyncio.Task[None]] = {}
@@ -124,6 +127,8 @@ class ClusterState:
             LoadHeard(load, envelope.incarnation, envelope.seq, lag_s(received)),
             self._clock(),
         )
+        if self._load_heard is not None:
+            self._load_heard(load, envelope.incarnation)
         self._load_came.set()
 
     def _on_decision(self, received: Received) -> None:

@@ -1,8 +1,11 @@
 """What a conductor counts, beside what every service does."""
 
+from collections.abc import Callable
 from enum import StrEnum
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from policy.choice import PlacementLimits
 
 _DECISION_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
 
@@ -27,6 +30,12 @@ class ConductorMetrics:
             "moonpool_conductor_policy",
             "1, with the strategy and the admission mode that decide",
             ["strategy", "admission"],
+            registry=registry,
+        )
+        self.tuned = Gauge(
+            "moonpool_conductor_tuned",
+            "Limits that tune themselves, as they are now, by name",
+            ["limit"],
             registry=registry,
         )
         self.decision_s = Histogram(
@@ -69,4 +78,13 @@ class ConductorMetrics:
         )
         self.recorded_bytes = Counter(
             "moonpool_conductor_recorded_bytes", "Written to the recording", registry=registry
+        )
+
+    def show_tuned(self, limits: Callable[[], PlacementLimits]) -> None:
+        """From now on `limits` is asked whenever somebody looks."""
+        self.tuned.labels("work_price").set_function(lambda: limits().work_price)
+        self.tuned.labels("compute_weight").set_function(lambda: limits().compute_weight)
+        self.tuned.labels("target_share").set_function(lambda: limits().target_share)
+        self.tuned.labels("kvcache_balancing_threshold").set_function(
+            lambda: limits().kvcache_balancing_threshold
         )

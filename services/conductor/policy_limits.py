@@ -1,14 +1,19 @@
 """The placement limits as they are in force: what the process was started with, and what changed since.
 
 The one place that puts them together: over the process's own settings what the cluster's configuration
-sets. Everything else asks `current` anew for each decision.
+sets, and over both what was found while requests came (`policy.adapt`), where they may tune themselves.
+Everything else asks anew for each decision.
 """
 
 from dataclasses import replace
 
 from cluster.cluster_config import ClusterConfig
 from conductor.config import ConductorConfig
+from policy import adapt
+from policy.adapt import Adaptation, Outcomes
 from policy.choice import AdmissionMode, PlacementLimits, Strategy
+from policy.core import ScheduleRequest
+from policy.view import ClusterView
 
 
 def placement_limits(config: ConductorConfig) -> PlacementLimits:
@@ -49,14 +54,36 @@ class PolicyLimits:
     def __init__(self, base: PlacementLimits) -> None:
         self._base = base
         self._current = base
+        self._adaptation = Adaptation()
 
     def current(self) -> PlacementLimits:
-        """In force now; one decision uses one answer."""
+        """As they are set now."""
         return self._current
 
+    def tuned(self) -> PlacementLimits:
+        """As they were found best by now."""
+        return adapt.tuned(self._current, self._adaptation)
+
+    def deciding(self, request: ScheduleRequest, view: ClusterView, now_s: float) -> PlacementLimits:
+        """In force for a decision on `request`."""
+        if not self._current.adaptive:
+            return self._current
+        if not request.attempt:
+            self._adaptation = adapt.asked(self._adaptation, request.ttft_ms_max, self._current)
+        self._adaptation = adapt.pressed(self._adaptation, view, now_s)
+        return self.tuned()
+
+    def answered(self, outcomes: Outcomes, now_s: float) -> None:
+        """What became of requests since the last time."""
+        if self._current.adaptive:
+            self._adaptation = adapt.observed(self._adaptation, outcomes, now_s)
+
     def configure(self, config: ClusterConfig) -> None:
-        """Take over what the cluster's configuration sets now."""
-        self._current = configured(self._base, config)
+        """Take over what the cluster's configuration sets now. What was found before starts anew where limits
+        begin or cease to tune themselves."""
+        before, self._current = self._current, configured(self._base, config)
+        if before.adaptive != self._current.adaptive:
+            self._adaptation = Adaptation()
 
 
 def _either(set_value: float | None, own_value: float) -> float:

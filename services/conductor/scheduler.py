@@ -21,6 +21,7 @@ from kvindex.core import InstanceMatch
 from policy.choice import PlacementLimits
 from policy.core import Placement, Rejection, RejectReason, ScheduleRequest
 from policy.place import place
+from policy.view import ClusterView
 
 FRESH_LOAD_S_MAX = 0.25
 """Nobody is turned away for loads that are older than the request, which come 10 times a second: so long
@@ -36,12 +37,16 @@ class _Coming:
     lag_s: float
 
 
+LimitsFor = Callable[[ScheduleRequest, ClusterView, float], PlacementLimits]
+"""What holds for a decision on a request, by the view at that moment."""
+
+
 class Scheduler:
     def __init__(
         self,
         bus: Bus,
         state: ClusterState,
-        limits: Callable[[], PlacementLimits],
+        limits: LimitsFor,
         metrics: ConductorMetrics,
         log: Logger,
         clock: Callable[[], float],
@@ -108,8 +113,10 @@ class Scheduler:
         self, request: ScheduleRequest, matches: tuple[InstanceMatch, ...], came: _Coming
     ) -> Placement | Rejection:
         """Of one moment, with one answer of what the limits are: it can be made again from what is folded."""
-        now_s, limits = self._clock(), self._limits()
-        decision = place(self._state.as_of(now_s), request, matches, limits, now_s)
+        now_s = self._clock()
+        view = self._state.as_of(now_s)
+        limits = self._limits(request, view, now_s)
+        decision = place(view, request, matches, limits, now_s)
         placement, rejection = (decision, None) if isinstance(decision, Placement) else (None, decision)
         self._state.fold(
             Decided(request, matches, limits, came.at_s, came.lag_s, placement, rejection), now_s

@@ -57,7 +57,7 @@ class Conductor:
         self.scheduler = Scheduler(
             self.bus,
             self.state,
-            PolicyLimits(PlacementLimits()).current,
+            PolicyLimits(PlacementLimits()).deciding,
             ConductorMetrics(self.metrics.registry),
             log,
             clock,
