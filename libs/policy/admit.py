@@ -158,16 +158,18 @@ def steps_in_time(joining: Joining, chosen: int, candidates: DecodeCandidates) -
         return candidates.at(chosen, joining.outlook)
     shortest = np.argsort(candidates.step_s, kind="stable")[:FORECASTS_MAX].tolist()
     others = [place for place in shortest if place != chosen][: FORECASTS_MAX - 1]
-    nearest = [candidates.at(place, joining.outlook) for place in (chosen, *others)]
+    tried: list[DecodeCandidate] = []
     least_s = inf
-    for candidate in nearest:
+    for place in (chosen, *others):
+        candidate = candidates.at(place, joining.outlook)
+        tried.append(candidate)
         step_s_max = _step_s_max(joining, candidate)
         predicted_s = _predicted_step_s(joining, candidate)
         if predicted_s <= step_s_max:
             return replace(candidate, step_s=predicted_s)
         least_s = min(least_s, predicted_s)
     detail = f"{least_s:.4f} s between tokens predicted, held to {joining.targets.tbt_s_max:.4f} s"
-    return Refusal(RejectReason.TBT, detail, _drain_s(joining, nearest))
+    return Refusal(RejectReason.TBT, detail, _drain_s(joining, tried))
 
 
 def _slack_share(request: ScheduleRequest, priority_max: int) -> float:

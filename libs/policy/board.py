@@ -12,16 +12,15 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import compress, count
 from math import inf
-from operator import is_not
 from typing import TYPE_CHECKING, TypeAlias
 
 from kvindex.core import InstanceId
 from policy.columns import Bools, HolderColumns, empty
 from policy.core import CostCoefficients, RequestId
 from policy.cost import prefill_s
-from policy.fleets import Fleet, decode_values, fleets_of, places_of, prefill_values, readable_rows
+from policy.fleets import Fleet, decode_values, fleets_of, place_of, places_of, prefill_values, readable_rows
+from policy.instances import Instances
 from policy.load_sums import Coming, DecodeLoad, RequestKey
 
 if TYPE_CHECKING:
@@ -47,11 +46,9 @@ class Board:
     """`move_to` first; what is read then is of that view, until the next move."""
 
     def __init__(self) -> None:
-        self._instances: Mapping[InstanceId, InstanceView] = {}
-        self._in_order: list[InstanceView] = []
-        """As the view's mapping has them."""
         self._bookings: Mapping[RequestId, Booking] = {}
-        self._build(self._instances)
+        self._instances: Instances
+        self._build(Instances.of({}))
 
     def move_to(self, view: ClusterView) -> None:
         if view.instances is not self._instances:
@@ -100,22 +97,22 @@ class Board:
         return max(0, *self._priorities)
 
     def _take_instances(self, instances: Mapping[InstanceId, InstanceView]) -> None:
-        known, in_order = self._in_order, list(instances.values())
-        changed = list(compress(count(), map(is_not, known, in_order)))
-        if len(in_order) != len(known) or any(_place(known[n]) != _place(in_order[n]) for n in changed):
-            self._build(instances)
+        later = Instances.of(instances)
+        replaced = self._instances.replaced_in(later)
+        if replaced is None or any(place_of(known) != place_of(instance) for known, instance in replaced):
+            self._build(later)
             return
-        self._instances, self._in_order = instances, in_order
-        for n in changed:
-            self._learn(known[n], in_order[n])
+        self._instances = later
+        for known, instance in replaced:
+            self._learn(known, instance)
 
-    def _build(self, instances: Mapping[InstanceId, InstanceView]) -> None:
+    def _build(self, instances: Instances) -> None:
         """From nothing: who there is, or what one of them can do, is another."""
-        self._instances, self._in_order, self._bookings = instances, list(instances.values()), {}
+        self._instances, self._bookings = instances, {}
         names = sorted(instances)
         self.row_of: Mapping[InstanceId, int] = {name: row for row, name in enumerate(names)}
         self.holders = empty(HolderColumns, names, range(len(names)))
-        serving = [instance for _, instance in sorted(instances.items()) if not instance.draining]
+        serving = [instances[name] for name in names if not instances[name].draining]
         self._readable = readable_rows(serving, self.row_of)
         self._fleets = fleets_of(serving, self.row_of)
         self._prefills = places_of(fleet.prefills for fleet in self._fleets.values())
@@ -134,7 +131,7 @@ class Board:
         self._moved_prefills: set[InstanceId] = set()
         self._moved_decodes: set[InstanceId] = set()
         """What has to be added up again."""
-        for instance in self._in_order:
+        for instance in instances.values():
             self._learn(None, instance)
 
     def _learn(self, known: InstanceView | None, instance: InstanceView) -> None:
@@ -230,18 +227,6 @@ def _work_s(booking: Booking, cost: CostCoefficients) -> float:
 
 def _booked_at_s(booked: tuple[Booking, float]) -> float:
     return booked[0].booked_at_s
-
-
-def _place(instance: InstanceView) -> tuple[object, ...]:
-    """What decides where an instance stands in the tables, and in which."""
-    return (
-        instance.instance,
-        instance.model,
-        instance.fingerprint,
-        instance.roles,
-        instance.block_tokens,
-        instance.draining,
-    )
 
 
 def _uncount(counts: Counter[int], value: int) -> None:

@@ -46,8 +46,8 @@ def step_s(cost: CostCoefficients | DecodeColumns, requests: Floats, kv_tokens: 
 def step_s(
     cost: CostCoefficients | DecodeColumns, requests: int | Floats, kv_tokens: int | Floats
 ) -> float | Floats:
-    """Time of one decode step over `requests` sequences with `kv_tokens` tokens of KV in all; of several steps,
-    or of one at each of many instances."""
+    """Time of one decode step over `requests` sequences with `kv_tokens` tokens of KV in all; of several
+    steps, or of one at each of many instances."""
     return cost.step_fixed_s + cost.step_per_request_s * requests + cost.step_per_kv_token_s * kv_tokens
 
 

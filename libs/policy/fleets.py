@@ -107,3 +107,15 @@ def decode_values(decode: InstanceView, load: DecodeLoad) -> tuple[float, ...]:
         cost.step_per_request_s,
         cost.step_per_kv_token_s,
     )
+
+
+def place_of(instance: InstanceView) -> tuple[object, ...]:
+    """What decides where an instance stands in the tables, and in which."""
+    return (
+        instance.instance,
+        instance.model,
+        instance.fingerprint,
+        instance.roles,
+        instance.block_tokens,
+        instance.draining,
+    )

@@ -18,6 +18,7 @@ from policy.core import (
     RequestId,
     Role,
 )
+from policy.instances import Instances
 from policy.lengths import OutputLengths, with_ended
 from policy.load_sums import NO_LOAD, LoadSums, RequestKey, load_sums, reserved_blocks
 
@@ -108,14 +109,16 @@ def with_instance(view: ClusterView, instance: InstanceView) -> ClusterView:
         instance = replace(instance, load=known.load, load_seq=known.load_seq, heard_at_s=known.heard_at_s)
     elif known is not None:
         view = without_instance(view, instance.instance)
-    return replace(view, instances={**view.instances, instance.instance: instance})
+    if instance.instance in view.instances:
+        return replace(view, instances=Instances.of(view.instances).with_replaced(instance))
+    return replace(view, instances=Instances.of({**view.instances, instance.instance: instance}))
 
 
 def without_instance(view: ClusterView, instance: InstanceId) -> ClusterView:
     """The instance is gone, and the bookings that count on it."""
     return replace(
         view,
-        instances={name: known for name, known in view.instances.items() if name != instance},
+        instances=Instances.of({name: known for name, known in view.instances.items() if name != instance}),
         bookings={
             request_id: booking
             for request_id, booking in view.bookings.items()
@@ -150,7 +153,7 @@ def with_load(view: ClusterView, load: LoadSnapshot, incarnation: int, seq: int,
         return view
     instance = replace(known, load=load, load_seq=seq, heard_at_s=now_s)
     return ClusterView(
-        {**view.instances, load.instance: instance},
+        Instances.of(view.instances).with_replaced(instance),
         _without_listed(view.bookings, instance),
         with_ended(view.lengths, _newly_ended(known.load, load)),
         view.board,

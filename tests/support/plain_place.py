@@ -20,7 +20,7 @@ from tests.support.plain_ways import extents_of, prefill_question, silent
 
 from kvhash import HASH_BYTES
 from kvindex.core import InstanceMatch
-from policy.admit import Refusal, targets_of, tbt_target_ms, ttft_refusal
+from policy.admit import Refusal, targets_of, tbt_target_ms, ttft_refusal, ttft_target_ms
 from policy.choice import AdmissionMode, PlacementLimits
 from policy.core import Placement, Rejection, RejectReason, Role, ScheduleRequest
 from policy.lengths import expected_tokens
@@ -53,9 +53,7 @@ def plain_place(
     extents = extents_of(matches)
     ahead = plain_outlook(view, now_s)
     targets = targets_of(request, ahead, limits)
-    question = prefill_question(
-        prefills, view, request, extents, ahead.backlogs, limits, now_s, targets.ttft_s_max
-    )
+    question = prefill_question(prefills, view, request, extents, ahead, limits, targets)
     prefill = PLAIN_STRATEGIES[limits.strategy](question)
     expected = expected_tokens(
         view.lengths, request.tenant, request.block_hashes[:HASH_BYTES], request.output_tokens_max
@@ -95,6 +93,7 @@ def _placement(joining: PlainJoining, prefill: PrefillCandidate, decode: DecodeC
         predicted_tbt_ms=decode.step_s * 1e3,
         output_tokens_expected=joining.output_tokens_expected,
         tbt_ms_max=None if joining.request.resumed else tbt_target_ms(joining.request, joining.limits),
+        ttft_ms_max=None if joining.request.resumed else ttft_target_ms(joining.request, joining.limits),
     )
 
 

@@ -14,6 +14,8 @@ from tests.support.plain_ways import (
 )
 
 from policy.choice import Strategy, spread
+from policy.core import Role
+from policy.cost import step_s, transfer_s
 from policy.place_prefill import PrefillCandidate
 from policy.predict import PrefillBacklog
 from policy.view import InstanceView
@@ -58,23 +60,59 @@ def kvcache_centric(question: PrefillQuestion) -> PrefillCandidate:
     return _least(question, ways, lambda way: way.ttft_s, question.ttft_s_max)
 
 
+Valued = tuple[PrefillCandidate, float]
+"""A way, and what else it costs, in seconds: see `policy.value`."""
+
+
 def joint(question: PrefillQuestion) -> PrefillCandidate:
     """The soonest first token over all ways; among equals the fewest requests, then the least to move."""
 
-    def choose(ways: Sequence[PrefillCandidate]) -> PrefillCandidate:
-        equals = nearly_least(ways, lambda way: way.ttft_s, question.limits, question.ttft_s_max)
-        requests_min = min(way.backlog.requests for way in equals)
-        equals = [way for way in equals if way.backlog.requests == requests_min]
-        return _first(question, nearly_least(equals, lambda way: way.fetch_s, question.limits, inf))
+    def value_s(valued: Valued) -> float:
+        way, added_s = valued
+        fixed_s = way.instance.cost.first_token_fixed_s
+        return way.backlog.wait_s + way.fetch_s + way.compute_s + (fixed_s + added_s)
 
-    return in_turn(
-        [way_with(question, instance) for instance in question.prefills],
+    def choose(ways: Sequence[Valued]) -> Valued:
+        equals = nearly_least(ways, value_s, question.limits, question.ttft_s_max)
+        requests_min = min(way.backlog.requests for way, _ in equals)
+        equals = [valued for valued in equals if valued[0].backlog.requests == requests_min]
+        equals = nearly_least(equals, lambda valued: valued[0].fetch_s, question.limits, inf)
+        first = _first(question, [way for way, _ in equals])
+        return next(valued for valued in equals if valued[0] is first)
+
+    ways = [way_with(question, instance) for instance in question.prefills]
+    some_only_prefill = len({Role.DECODE in way.instance.roles for way in ways}) == 2
+    added_s = [
+        (question.limits.compute_weight - 1.0) * way.compute_s
+        + (_after_s(question, way) if some_only_prefill else 0.0)
+        for way in ways
+    ]
+    in_time = [way.ttft_s <= question.ttft_s_max for way in ways]
+    if any(added_s) and any(in_time):
+        added_s = [added if timely else inf for added, timely in zip(added_s, in_time, strict=True)]
+    way, _ = in_turn(
+        list(zip(ways, added_s, strict=True)),
         question.turn,
         choose,
-        taken,
-        lambda way: way.ttft_s,
+        lambda valued: (taken(valued[0]), valued[1]),
+        value_s,
         question.ttft_s_max,
     )
+    return way
+
+
+def _after_s(question: PrefillQuestion, way: PrefillCandidate) -> float:
+    """What comes after the first token, or takes from what runs."""
+    instance, request = way.instance, question.request
+    if Role.DECODE not in instance.roles:
+        blocks = -(-request.prompt_tokens // instance.block_tokens)
+        return max(0.0, transfer_s(instance.cost, blocks * instance.block_bytes) - way.compute_s)
+    load = question.loads[instance.instance]
+    if not load.sequences:
+        return 0.0
+    running_s = step_s(instance.cost, load.sequences, load.kv_tokens)
+    slack_s = running_s if question.tbt_s_max == inf else max(0.0, question.tbt_s_max - running_s)
+    return max(0.0, way.compute_s - slack_s)
 
 
 PLAIN_STRATEGIES = {

@@ -5,10 +5,14 @@ from dataclasses import dataclass
 from heapq import nsmallest
 from typing import TypeVar
 
+from tests.support.plain_outlook import PlainOutlook
+
 from kvindex.core import InstanceId, InstanceMatch, Tier
+from policy.admit import Targets
 from policy.choice import UNHEARD_MAX, PlacementLimits, equals_bound_s, spread, turn_of
 from policy.core import CostCoefficients, ScheduleRequest
 from policy.cost import prefill_s, ssd_read_s, transfer_s
+from policy.load_sums import DecodeLoad
 from policy.place_prefill import PrefillCandidate
 from policy.predict import PrefillBacklog
 from policy.view import ClusterView, InstanceView
@@ -104,7 +108,9 @@ class PrefillQuestion:
     sources: Sequence[Source]
     """Longest prefix first, one more than SOURCES_MAX: nobody reads from itself."""
     limits: PlacementLimits
+    loads: Mapping[InstanceId, DecodeLoad]
     ttft_s_max: float
+    tbt_s_max: float
     turn: int = 0
     """See `policy.choice.turn_of`."""
 
@@ -114,10 +120,9 @@ def prefill_question(
     view: ClusterView,
     request: ScheduleRequest,
     extents: Mapping[InstanceId, Extent],
-    backlogs: Mapping[InstanceId, PrefillBacklog],
+    ahead: PlainOutlook,
     limits: PlacementLimits,
-    now_s: float,
-    ttft_s_max: float,
+    targets: Targets,
 ) -> PrefillQuestion:
     # Instances of one fingerprint have blocks of one size.
     usable_blocks = (request.prompt_tokens - 1) // prefills[0].block_tokens
@@ -125,12 +130,14 @@ def prefill_question(
     return PrefillQuestion(
         request,
         prefills,
-        backlogs,
+        ahead.backlogs,
         usable,
-        _sources(view, request, usable, limits, now_s),
+        _sources(view, request, usable, limits, ahead.now_s),
         limits,
-        ttft_s_max,
-        turn_of(request.request_id, view, now_s),
+        ahead.loads,
+        targets.ttft_s_max,
+        targets.tbt_s_max,
+        turn_of(request.request_id, view, ahead.now_s),
     )
 
 

@@ -9,7 +9,7 @@ from tests.support.views import COST, decode, running
 
 from policy.core import CostCoefficients
 from policy.cost import step_s
-from policy.forecast import Forecast, Stay, drains_at_s, forecast, room_at_blocks, step_peak_s
+from policy.forecast import Forecast, Stay, drains_at_s, forecast, room_at_blocks, stays_of, step_peak_s
 from policy.predict import Arrival, DecodeLoad
 
 pytestmark = pytest.mark.unit
@@ -24,7 +24,7 @@ def stay(begins_s: float, ends_s: float, sequences: int = 1, kv_tokens: int = 0,
 
 
 def seen(present=(), coming=(), pace_s: float = 0.1, instance=INSTANCE) -> Forecast:
-    return Forecast(instance, tuple(present), tuple(coming), pace_s)
+    return Forecast(instance, stays_of(present), stays_of(coming), pace_s)
 
 
 class TestPeak:
@@ -72,18 +72,20 @@ class TestOfAnInstance:
         told = replace(running("a"), output_tokens=10, output_tokens_max=64, output_tokens_expected=30)
         known = forecast(decode("d1", told, cost=PER_SEQUENCE), DecodeLoad(2, 100), (), now_s=0.0)
         assert known.pace_s == pytest.approx(0.02)
-        assert [s.ends_s for s in known.present] == [pytest.approx(20 * 0.02)]
+        assert known.present.ends_s.tolist() == [pytest.approx(20 * 0.02)]
 
     def test_time_since_the_snapshot_counts(self):
         told = replace(running("a"), output_tokens=10, output_tokens_expected=30)
         instance = decode("d1", told, cost=PER_SEQUENCE, heard_at_s=100.0)
         later = forecast(instance, DecodeLoad(2, 100), (), now_s=100.3)
-        assert later.present[0].ends_s == pytest.approx(0.1)
-        assert forecast(instance, DecodeLoad(2, 100), (), now_s=109.0).present[0].ends_s == 0.0
+        assert later.present.ends_s[0] == pytest.approx(0.1)
+        assert forecast(instance, DecodeLoad(2, 100), (), now_s=109.0).present.ends_s[0] == 0.0
 
     def test_arrivals_begin_when_their_prefill_is_done(self):
         known = forecast(INSTANCE, DecodeLoad(1, 0), [Arrival(4.0, 160, 2, 100, 12)], now_s=0.0)
-        assert known.coming == [Stay(4.0, pytest.approx(4.0 + 100 * 0.01), 2, 320, 12)]
+        coming = known.coming
+        assert (coming.begins_s[0], coming.ends_s[0]) == (4.0, pytest.approx(4.0 + 100 * 0.01))
+        assert (coming.sequences[0], coming.kv_tokens[0], coming.blocks[0]) == (2, 320, 12)
 
 
 TIMES = st.integers(0, 20).map(float)
@@ -93,7 +95,7 @@ TIMES = st.integers(0, 20).map(float)
 def test_the_peak_is_what_counting_every_instant_finds(drawn, begins_s, stays_s):
     others = [stay(at, at + length, n, kv) for at, length, n, kv in drawn]
     own = stay(begins_s, begins_s + stays_s, kv_tokens=5)
-    known = Forecast(decode("d1", cost=COST), others, (), pace_s=0.5)
+    known = seen(present=others, pace_s=0.5, instance=decode("d1", cost=COST))
     peak_s = step_peak_s(known, own)
     grid = [own.begins_s + tick * 0.25 for tick in range(int(stays_s / 0.25) + 1)]
     for at_s in grid:

@@ -224,6 +224,8 @@ class Cluster:
             decode_horizon_s=draw.choice((60.0, 1.0)),
             tie_fraction=draw.choice((0.1, 0.0)),
             tie_s=draw.choice((0.005, 0.0)),
+            compute_weight=draw.choice((1.0, 1.0, 2.0)),
+            work_price=draw.choice((1.0, 3.0)),
         )
 
     def views(self, folds: int) -> Iterator[ClusterView]:
