@@ -23,7 +23,10 @@ PREFILL_FLAGS = (
     *("--step-tokens-max", str(PROMPT_TOKENS)),
 )
 DECODE_FLAGS = ("--step-fixed-s", "0.03", "--step-request-s", "0.002")
-CONDUCTOR_FLAGS = ("--ttft-ms-default", str(TTFT_S * 1e3), "--tbt-ms-default", str(TBT_S * 1e3))
+CONDUCTOR_FLAGS = (
+    *("--ttft-ms-default", str(TTFT_S * 1e3), "--tbt-ms-default", str(TBT_S * 1e3)),
+    "--adaptive",
+)
 NAMES = (
     *("gateway-0", "conductor-0", "kvmeta-0"),
     *(f"prefill-{number}" for number in range(PREFILLS)),
