@@ -119,6 +119,13 @@ class TokenLogprobs:
     """(token id, logprob) of the most probable tokens, best first; of equals the lower id first."""
 
 
+COEFFICIENT_S_MAX = 1e6
+"""Of one coefficient of the cost model: days for a single token."""
+BANDWIDTH_MIN, BANDWIDTH_MAX = 1e-3, 1e18
+"""Of the cost model, in bytes a second."""
+_BANDWIDTHS = dict.fromkeys(("transfer_bytes_per_s", "ssd_bytes_per_s"), (BANDWIDTH_MIN, BANDWIDTH_MAX))
+
+
 @dataclass(frozen=True, slots=True)
 class CostCoefficients:
     """The cost model of one instance, in seconds.
@@ -128,7 +135,8 @@ class CostCoefficients:
     T_transfer(bytes) = g + bytes / bandwidth
     T_first_token = queue + fetch + T_prefill + h
 
-    None is negative and the bandwidths are above 0, else ValueError: a message with others is malformed.
+    Seconds are 0 to COEFFICIENT_S_MAX and bandwidths BANDWIDTH_MIN to BANDWIDTH_MAX, else ValueError: a message
+    with others is malformed. So no sum of counts that a message can hold becomes infinite or no number.
     """
 
     prefill_fixed_s: float
@@ -147,28 +155,29 @@ class CostCoefficients:
 
     def __post_init__(self) -> None:
         # One by one: this runs for each load snapshot that is received.
-        if (
-            self.prefill_fixed_s < 0
-            or self.prefill_per_token_s < 0
-            or self.prefill_per_token_pair_s < 0
-            or self.step_fixed_s < 0
-            or self.step_per_request_s < 0
-            or self.step_per_kv_token_s < 0
-            or self.transfer_fixed_s < 0
-            or self.transfer_bytes_per_s <= 0
-            or self.ssd_fixed_s < 0
-            or self.ssd_bytes_per_s <= 0
-            or self.first_token_fixed_s < 0
+        if not (
+            0 <= self.prefill_fixed_s <= COEFFICIENT_S_MAX
+            and 0 <= self.prefill_per_token_s <= COEFFICIENT_S_MAX
+            and 0 <= self.prefill_per_token_pair_s <= COEFFICIENT_S_MAX
+            and 0 <= self.step_fixed_s <= COEFFICIENT_S_MAX
+            and 0 <= self.step_per_request_s <= COEFFICIENT_S_MAX
+            and 0 <= self.step_per_kv_token_s <= COEFFICIENT_S_MAX
+            and 0 <= self.transfer_fixed_s <= COEFFICIENT_S_MAX
+            and BANDWIDTH_MIN <= self.transfer_bytes_per_s <= BANDWIDTH_MAX
+            and 0 <= self.ssd_fixed_s <= COEFFICIENT_S_MAX
+            and BANDWIDTH_MIN <= self.ssd_bytes_per_s <= BANDWIDTH_MAX
+            and 0 <= self.first_token_fixed_s <= COEFFICIENT_S_MAX
         ):
             raise ValueError(_wrong_coefficient(asdict(self)))
 
 
 def _wrong_coefficient(values: Mapping[str, float]) -> str:
-    """Which one is out of bounds, and its bound."""
-    bandwidths = ("transfer_bytes_per_s", "ssd_bytes_per_s")
-    name = next(name for name, value in values.items() if value < 0 or (value == 0 and name in bandwidths))
-    least = "above 0" if name in bandwidths and values[name] == 0 else "at least 0"
-    return f"{name}: {values[name]}, must be {least}"
+    """Which one is out of bounds, and its bounds."""
+    for name, value in values.items():
+        low, high = _BANDWIDTHS.get(name, (0, COEFFICIENT_S_MAX))
+        if not low <= value <= high:
+            return f"{name}: {value}, must be {low:g} to {high:g}"
+    raise AssertionError("none is out of bounds")
 
 
 @dataclass(frozen=True, slots=True)

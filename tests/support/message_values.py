@@ -9,7 +9,7 @@ from typing import NewType, get_args, get_origin, get_type_hints
 from hypothesis import strategies as st
 
 from cluster.messages import ModelInfo, TokensEntry
-from policy.core import CostCoefficients, TokenLogprobs
+from policy.core import BANDWIDTH_MIN, COEFFICIENT_S_MAX, CostCoefficients, TokenLogprobs
 
 _TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 _SIMPLE: dict[object, st.SearchStrategy[object]] = {
@@ -23,7 +23,7 @@ _SIMPLE: dict[object, st.SearchStrategy[object]] = {
 _POSITIVE: dict[object, st.SearchStrategy[object]] = {
     **_SIMPLE,
     int: st.integers(1, 2**63 - 1),
-    float: st.floats(min_value=1e-9, max_value=1e12),
+    float: st.floats(min_value=BANDWIDTH_MIN, max_value=COEFFICIENT_S_MAX),
 }
 """For the classes whose numbers others divide by."""
 

@@ -1,4 +1,6 @@
+import re
 from dataclasses import fields, replace
+from math import inf, nan
 
 import pytest
 
@@ -34,10 +36,16 @@ def test_transfer():
         *((coefficient.name, -1e-9) for coefficient in fields(CostCoefficients)),
         ("transfer_bytes_per_s", 0.0),
         ("ssd_bytes_per_s", 0.0),
+        *((coefficient.name, inf) for coefficient in fields(CostCoefficients)),
+        *((coefficient.name, nan) for coefficient in fields(CostCoefficients)),
+        # Sums with them would be infinite or no number, and no decision could be made or told.
+        ("prefill_per_token_pair_s", 1e30),
+        ("step_fixed_s", 1e308),
+        ("transfer_bytes_per_s", 1e-300),
     ],
 )
 def test_coefficients_that_make_no_sense_are_refused(field: str, value: float) -> None:
-    with pytest.raises(ValueError, match=f"{field}: {value}"):
+    with pytest.raises(ValueError, match=re.escape(f"{field}: {value}, must be ")):
         replace(COST, **{field: value})
 
 
