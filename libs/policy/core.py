@@ -135,8 +135,8 @@ class CostCoefficients:
     T_transfer(bytes) = g + bytes / bandwidth
     T_first_token = queue + fetch + T_prefill + h
 
-    Seconds are 0 to COEFFICIENT_S_MAX and bandwidths BANDWIDTH_MIN to BANDWIDTH_MAX, else ValueError: a message
-    with others is malformed. So no sum of counts that a message can hold becomes infinite or no number.
+    Seconds are 0 to COEFFICIENT_S_MAX and bandwidths BANDWIDTH_MIN to BANDWIDTH_MAX, else ValueError: a
+    message with others is malformed. So no prediction from counts that a message can hold becomes infinite.
     """
 
     prefill_fixed_s: float
