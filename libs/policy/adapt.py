@@ -50,6 +50,8 @@ CLIMB_SETTLE_S = 30.0
 """What is answered so soon after a step was decided before it."""
 CLIMB_ANSWERED_MIN = 300
 """Answers that a step is judged by."""
+CLIMB_RESTS_MAX = 8
+"""Judgements that pass after tries that failed, before the next one: 1, 2, 4 and so on."""
 CLIMB_GOOD_SHARE = 0.98
 """With so many in their targets nothing is tried."""
 
@@ -89,6 +91,10 @@ class Climb:
     """Since then, once it had settled."""
     before: Outcomes | None = None
     """On the step that a try left; None while none is under way."""
+    failed: int = 0
+    """Tries, since one was kept."""
+    rests: int = 0
+    """Judgements still to pass before the next try."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,14 +182,18 @@ def _climbed(climb: Climb, outcomes: Outcomes, now_s: float) -> Climb:
     seen = climb.seen + outcomes
     if seen.answered < CLIMB_ANSWERED_MIN:
         return replace(climb, seen=seen)
-    if climb.before is None:
-        if _share(seen) >= CLIMB_GOOD_SHARE:
-            return replace(climb, since_s=now_s, seen=NO_OUTCOMES)
-        return _stepped(climb, seen, now_s)
-    if _better(seen, climb.before):
-        return replace(climb, since_s=now_s, seen=NO_OUTCOMES, before=None)
-    back = replace(climb, steps=climb.steps - climb.direction, direction=-climb.direction)
-    return replace(back, since_s=now_s, seen=NO_OUTCOMES, before=None)
+    anew = replace(climb, since_s=now_s, seen=NO_OUTCOMES, before=None)
+    if climb.before is not None:
+        if _better(seen, climb.before):
+            return replace(anew, failed=0)
+        rests = min(CLIMB_RESTS_MAX, 2**climb.failed)
+        back, failed = climb.steps - climb.direction, min(climb.failed + 1, CLIMB_RESTS_MAX)
+        return replace(anew, steps=back, direction=-climb.direction, failed=failed, rests=rests)
+    if climb.rests:
+        return replace(anew, rests=climb.rests - 1)
+    if _share(seen) >= CLIMB_GOOD_SHARE:
+        return anew
+    return _stepped(climb, seen, now_s)
 
 
 def _stepped(climb: Climb, seen: Outcomes, now_s: float) -> Climb:
@@ -191,7 +201,14 @@ def _stepped(climb: Climb, seen: Outcomes, now_s: float) -> Climb:
     direction = climb.direction
     if abs(climb.steps + direction) > CLIMB_STEPS_MAX:
         direction = -direction
-    return Climb(climb.steps + direction, direction, now_s, NO_OUTCOMES, before=seen)
+    return replace(
+        climb,
+        steps=climb.steps + direction,
+        direction=direction,
+        since_s=now_s,
+        seen=NO_OUTCOMES,
+        before=seen,
+    )
 
 
 def _better(seen: Outcomes, before: Outcomes) -> bool:

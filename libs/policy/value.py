@@ -17,7 +17,8 @@ from math import inf
 
 import numpy as np
 
-from policy.columns import DecodeColumns, Floats, Table
+from policy.choice import equals_bound_s
+from policy.columns import Bools, DecodeColumns, Floats, Table
 from policy.cost import step_s, transfer_s
 from policy.place_prefill import PrefillQuestion, Ways
 
@@ -44,12 +45,22 @@ def _after_s(question: PrefillQuestion, ways: Ways) -> Floats:
     coupled = np.isin(prefills.rows, fleet.decodes.rows, assume_unique=True)
     if coupled.all() or not coupled.any():
         return nothing
-    after_s = np.maximum(0.0, _send_s(question) - ways.compute_s)
-    slack_s = _slack_s(
-        question, fleet.decodes.take(np.searchsorted(fleet.decodes.rows, prefills.rows[coupled]))
-    )
-    after_s[coupled] = np.maximum(0.0, ways.compute_s[coupled] - slack_s)
+    places = np.searchsorted(fleet.decodes.rows, prefills.rows[coupled])
+    keeps = coupled.copy()
+    keeps[coupled] = _decodes_well(question, fleet.decodes)[places]
+    after_s = np.where(keeps, 0.0, np.maximum(0.0, _send_s(question) - ways.compute_s))
+    slack_s = _slack_s(question, fleet.decodes.take(places))
+    after_s[coupled] += np.maximum(0.0, ways.compute_s[coupled] - slack_s)
     return after_s
+
+
+def _decodes_well(question: PrefillQuestion, decodes: Table[DecodeColumns]) -> Bools:
+    """Whether each is among those with the shortest step: what is prefilled on one that is not is decoded
+    elsewhere (`policy.place_decode`)."""
+    columns, request = decodes.columns, question.request
+    sequences = columns.sequences + request.samples
+    steps_s = step_s(columns, sequences, columns.kv_tokens + request.samples * request.prompt_tokens)
+    return steps_s <= equals_bound_s(float(steps_s.min()), question.limits)
 
 
 def _send_s(question: PrefillQuestion) -> Floats:

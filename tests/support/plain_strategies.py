@@ -13,7 +13,7 @@ from tests.support.plain_ways import (
     way_with,
 )
 
-from policy.choice import Strategy, spread
+from policy.choice import Strategy, equals_bound_s, spread
 from policy.core import Role
 from policy.cost import step_s, transfer_s
 from policy.place_prefill import PrefillCandidate
@@ -104,15 +104,27 @@ def joint(question: PrefillQuestion) -> PrefillCandidate:
 def _after_s(question: PrefillQuestion, way: PrefillCandidate) -> float:
     """What comes after the first token, or takes from what runs."""
     instance, request = way.instance, question.request
+    blocks = -(-request.prompt_tokens // instance.block_tokens)
+    send_s = max(0.0, transfer_s(instance.cost, blocks * instance.block_bytes) - way.compute_s)
     if Role.DECODE not in instance.roles:
-        blocks = -(-request.prompt_tokens // instance.block_tokens)
-        return max(0.0, transfer_s(instance.cost, blocks * instance.block_bytes) - way.compute_s)
+        return send_s
+    after_s = 0.0
+    shortest_s = min(_joined_s(question, decode) for decode in question.decodes)
+    if _joined_s(question, instance) > equals_bound_s(shortest_s, question.limits):
+        after_s = send_s
     load = question.loads[instance.instance]
     if not load.sequences:
-        return 0.0
+        return after_s
     running_s = step_s(instance.cost, load.sequences, load.kv_tokens)
     slack_s = running_s if question.tbt_s_max == inf else max(0.0, question.tbt_s_max - running_s)
-    return max(0.0, way.compute_s - slack_s)
+    return after_s + max(0.0, way.compute_s - slack_s)
+
+
+def _joined_s(question: PrefillQuestion, decode: InstanceView) -> float:
+    """A step there with the request."""
+    load, request = question.loads[decode.instance], question.request
+    sequences = load.sequences + request.samples
+    return step_s(decode.cost, sequences, load.kv_tokens + request.samples * request.prompt_tokens)
 
 
 PLAIN_STRATEGIES = {

@@ -10,7 +10,7 @@ from tests.support.plain_outlook import PlainOutlook
 from kvindex.core import InstanceId, InstanceMatch, Tier
 from policy.admit import Targets
 from policy.choice import UNHEARD_MAX, PlacementLimits, equals_bound_s, spread, turn_of
-from policy.core import CostCoefficients, ScheduleRequest
+from policy.core import CostCoefficients, Role, ScheduleRequest
 from policy.cost import prefill_s, ssd_read_s, transfer_s
 from policy.load_sums import DecodeLoad
 from policy.place_prefill import PrefillCandidate
@@ -109,6 +109,8 @@ class PrefillQuestion:
     """Longest prefix first, one more than SOURCES_MAX: nobody reads from itself."""
     limits: PlacementLimits
     loads: Mapping[InstanceId, DecodeLoad]
+    decodes: Sequence[InstanceView]
+    """Of the request's model, that take requests."""
     ttft_s_max: float
     tbt_s_max: float
     turn: int = 0
@@ -135,6 +137,13 @@ def prefill_question(
         _sources(view, request, usable, limits, ahead.now_s),
         limits,
         ahead.loads,
+        [
+            instance
+            for instance in view.instances.values()
+            if Role.DECODE in instance.roles
+            and (instance.model, instance.fingerprint) == (request.model, request.fingerprint)
+            and not instance.draining
+        ],
         targets.ttft_s_max,
         targets.tbt_s_max,
         turn_of(request.request_id, view, ahead.now_s),
