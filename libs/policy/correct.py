@@ -31,8 +31,8 @@ FACTOR_MAX = 16.0
 the profile, and live, on a busy machine, ten times as long."""
 SAMPLES_MIN = 8
 """With fewer observations the profile is announced as it is."""
-HALF_LIFE_S = 300.0
-"""Without observations, half of what was learnt is forgotten after this."""
+HALF_LIFE_S = 1800.0
+"""Half of what was learnt is forgotten after this, which counts only where little is observed."""
 FIRST_TOKEN_FIXED_S_MAX = 1.0
 FIRST_TOKEN_OFF_S_MIN = 0.01
 """One first token counts as at most as late as they are anyway, and as this at least."""
@@ -49,12 +49,16 @@ class TermFactors:
     samples: int = 0
     observed_at_s: float = 0.0
 
+    def at(self, now_s: float) -> "TermFactors":
+        """With what was forgotten since the last observation."""
+        kept = _kept(self.observed_at_s, now_s)
+        return TermFactors(tuple(one * kept for one in self.logs), self.samples, now_s)
+
     def factors(self, now_s: float) -> tuple[float, ...]:
         """What to multiply the terms by; 1 while too little is known."""
         if self.samples < SAMPLES_MIN:
             return (1.0,) * len(self.logs)
-        kept = _kept(self.observed_at_s, now_s)
-        return tuple(exp(one * kept) for one in self.logs)
+        return tuple(map(exp, self.at(now_s).logs))
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,15 +98,15 @@ def step_observed(
     corrections: Corrections, cost: CostCoefficients, work: StepWork, elapsed_s: float, now_s: float
 ) -> Corrections:
     """A step of `work` took `elapsed_s`; `cost` is the profile."""
-    prefill, step = corrections.prefill, corrections.step
+    prefill, step = corrections.prefill.at(now_s), corrections.step.at(now_s)
     a, b, c, d, e, f = _scaled(step_terms(cost, work), prefill.logs + step.logs)
     moves = _moves(in_one_step((a, b, c, d, e, f)), elapsed_s)
     if moves is None:
         return corrections
     return replace(
         corrections,
-        prefill=_moved(prefill, moves[:3], now_s) if work.chunk_tokens else prefill,
-        step=_moved(step, moves[3:], now_s) if work.decodes else step,
+        prefill=_moved(prefill, moves[:3]) if work.chunk_tokens else corrections.prefill,
+        step=_moved(step, moves[3:]) if work.decodes else corrections.step,
     )
 
 
@@ -111,15 +115,17 @@ def transfer_observed(
 ) -> Corrections:
     """`transfer_bytes` were moved in `elapsed_s`; `cost` is the profile."""
     terms_s = (cost.transfer_fixed_s, transfer_bytes / cost.transfer_bytes_per_s)
-    moves = _moves(_scaled(terms_s, corrections.transfer.logs), elapsed_s)
+    transfer = corrections.transfer.at(now_s)
+    moves = _moves(_scaled(terms_s, transfer.logs), elapsed_s)
     if moves is None:
         return corrections
-    return replace(corrections, transfer=_moved(corrections.transfer, moves, now_s))
+    return replace(corrections, transfer=_moved(transfer, moves))
 
 
 def first_token_observed(corrections: Corrections, beside_s: float, now_s: float) -> Corrections:
     """A first token took `beside_s` beside queue, fetch and computing."""
-    known_s, samples = corrections.first_token_fixed_s, corrections.first_tokens + 1
+    known_s = corrections.first_token_fixed_s * _kept(corrections.first_token_at_s, now_s)
+    samples = corrections.first_tokens + 1
     off_s_max = max(known_s, FIRST_TOKEN_OFF_S_MIN)
     off_s = min(max(beside_s - known_s, -off_s_max), off_s_max)
     fixed_s = known_s + _gain(samples) * off_s
@@ -146,14 +152,14 @@ def _moves(terms_s: Sequence[float], elapsed_s: float) -> list[float] | None:
     return [off * term_s * predicted_s / squares for term_s in terms_s]
 
 
-def _moved(factors: TermFactors, moves: Sequence[float], now_s: float) -> TermFactors:
+def _moved(factors: TermFactors, moves: Sequence[float]) -> TermFactors:
     samples = factors.samples + 1
     gain = _gain(samples)
     logs = tuple(
         min(max(one + gain * move, -_LOG_FACTOR_MAX), _LOG_FACTOR_MAX)
         for one, move in zip(factors.logs, moves, strict=True)
     )
-    return TermFactors(logs, samples, now_s)
+    return TermFactors(logs, samples, factors.observed_at_s)
 
 
 def _gain(samples: int) -> float:

@@ -142,6 +142,10 @@ def test_it_is_forgotten_by_and_by() -> None:
         for half_lives in (0, 1, 20)
     ]
     assert then_s == pytest.approx([4, 2, 1], rel=0.02)
+    # And one observation more does not bring back what was forgotten.
+    now_s = 20 * HALF_LIFE_S
+    again = step_observed(slow, COST, one, work_s(COST, one), now_s)
+    assert work_s(corrected(COST, again, now_s), one) == pytest.approx(work_s(COST, one), rel=0.02)
 
 
 def test_a_cost_of_nothing_cannot_be_corrected() -> None:
