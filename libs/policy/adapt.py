@@ -17,7 +17,7 @@ counts answers, and when, is the caller's.
 """
 
 from dataclasses import dataclass, field, replace
-from math import exp, isfinite, log, sqrt
+from math import exp, log, sqrt
 
 from policy.choice import PlacementLimits
 from policy.core import Role
@@ -33,6 +33,9 @@ PRESSED_SHARE_MAX = 0.1
 NO_PRICE = 1.0
 WORK_PRICE_MAX = 1000.0
 COMPUTE_WEIGHT_ADDED_MAX = 1.0
+TARGET_MS_MIN, TARGET_MS_MAX = 1.0, 3.6e6
+"""Of a target for the first token that is learnt from: of a shorter one most is over already, and between
+any two of these a quotient is a number."""
 TARGET_LEARNED_SHARE = 1 / 64
 """Of the way to the latest request's target, where the cluster has none."""
 
@@ -124,7 +127,7 @@ def asked(adaptation: Adaptation, ttft_ms_max: float | None, limits: PlacementLi
     """A request came with this target of its own. The cluster's target goes before it: one client cannot
     set the price for all."""
     ttft_ms = ttft_ms_max if limits.ttft_ms_default is None else limits.ttft_ms_default
-    if ttft_ms is None or not isfinite(ttft_ms) or ttft_ms <= 0.0:
+    if ttft_ms is None or not TARGET_MS_MIN <= ttft_ms <= TARGET_MS_MAX:
         return adaptation
     known_s, ttft_s = adaptation.target_s, ttft_ms / 1e3
     if known_s is not None and limits.ttft_ms_default is None:

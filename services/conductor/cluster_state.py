@@ -16,7 +16,8 @@ from cluster.bus import Bus, Received
 from cluster.errors import ProtocolError, RetryableError
 from cluster.folds import DecisionHeard, Fold, LoadHeard, Registered, folded
 from cluster.logs import Logger
-from cluster.messages import Decision, Describe, InstanceRecord
+from cluster.messages import Describe, InstanceRecord
+from conductor.checks import checked_decision
 from kvindex.core import InstanceId
 from policy.core import LoadSnapshot
 from policy.view import ClusterView, InstanceView, expire
@@ -132,10 +133,10 @@ class ClusterState:
         self._load_came.set()
 
     def _on_decision(self, received: Received) -> None:
-        decision, envelope = received.body, received.envelope
-        if not isinstance(decision, Decision):
-            raise ProtocolError(f"{envelope.kind} of {envelope.sender} is no decision")
-        if envelope.sender == self._bus.instance or decision.placement is None:
+        if received.envelope.sender == self._bus.instance:
+            return
+        decision = checked_decision(received.body)
+        if decision.placement is None:
             return
         self.fold(DecisionHeard(decision), self._clock())
 

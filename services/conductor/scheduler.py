@@ -12,8 +12,9 @@ from cluster.bus import Bus, Received
 from cluster.errors import DeadlineError, NoResponderError, ProtocolError, RetryableError
 from cluster.folds import Decided
 from cluster.logs import Logger
-from cluster.messages import MATCH_BLOCKS_MAX, Decision, MatchReply, MatchRequest
+from cluster.messages import Decision, MatchRequest
 from cluster.tracing import TraceContext
+from conductor.checks import checked_matches, checked_request
 from conductor.cluster_state import ClusterState, lag_s
 from conductor.metrics import ConductorMetrics, PrefixSource
 from kvhash import BLOCK_TOKENS, HASH_BYTES
@@ -69,7 +70,7 @@ class Scheduler:
 
     async def schedule(self, received: Received) -> Placement | Rejection:
         """Handler of the schedule subject. ProtocolError where the request makes no sense."""
-        request = checked(received.body)
+        request = checked_request(received.body)
         came = _Coming(self._clock(), lag_s(received))
         self._in_flight += 1
         try:
@@ -95,8 +96,7 @@ class Scheduler:
             reply = await self._bus.request(
                 subjects.KVMETA_MATCH, MatchRequest(hashes), timeout_s=self._match_timeout_s, trace=trace
             )
-            if not isinstance(reply, MatchReply):
-                raise ProtocolError(f"kvmeta answered a match with {type(reply).__name__}")
+            matches = checked_matches(reply, len(hashes) // HASH_BYTES)
         except (RetryableError, ProtocolError) as error:
             self._metrics.matches.labels(_match_outcome(error)).inc()
             self._log.warning(
@@ -107,7 +107,7 @@ class Scheduler:
             )
             return ()
         self._metrics.matches.labels("answered").inc()
-        return reply.matches
+        return matches
 
     def _decide(
         self, request: ScheduleRequest, matches: tuple[InstanceMatch, ...], came: _Coming
@@ -172,28 +172,6 @@ class Scheduler:
             await self._bus.publish(subjects.DECISION, told, trace=trace)
         except (RetryableError, ProtocolError) as error:
             self._log.warning("decision not published", **fields, error=error)
-
-
-def checked(body: object) -> ScheduleRequest:
-    """The request, or ProtocolError naming the field and its limit."""
-    if not isinstance(body, ScheduleRequest):
-        raise ProtocolError(f"{type(body).__name__} is no schedule request")
-    if body.prompt_tokens < 1:
-        raise ProtocolError(f"prompt_tokens: {body.prompt_tokens}, must be at least 1")
-    if body.output_tokens_max < 1:
-        raise ProtocolError(f"output_tokens_max: {body.output_tokens_max}, must be at least 1")
-    if body.samples < 1:
-        raise ProtocolError(f"samples: {body.samples}, must be at least 1")
-    if body.attempt < 0:
-        raise ProtocolError(f"attempt: {body.attempt}, must be at least 0")
-    blocks, rest = divmod(len(body.block_hashes), HASH_BYTES)
-    blocks_max = min(MATCH_BLOCKS_MAX, body.prompt_tokens // BLOCK_TOKENS)
-    if rest or blocks > blocks_max:
-        raise ProtocolError(
-            f"block_hashes: {len(body.block_hashes)} bytes, must be {HASH_BYTES} for each of at most "
-            f"{blocks_max} full blocks"
-        )
-    return body
 
 
 def prefix_source(placement: Placement) -> PrefixSource:

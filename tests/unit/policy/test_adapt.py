@@ -38,6 +38,8 @@ pytestmark = pytest.mark.unit
 
 LIMITS = PlacementLimits(adaptive=True, ttft_ms_default=10_000.0)
 TARGET_S = 10.0
+SENSELESS_MS = (5e-324, 1e-12, 1e308)
+"""The first is no time at all in seconds; of the last and it there is no quotient."""
 
 
 def waiting(queue_s: float, *more_s: float, heard_at_s: float = 0.0) -> ClusterView:
@@ -78,7 +80,7 @@ class TestPressure:
 
     def test_nothing_before_a_target_is_known(self):
         without = replace(LIMITS, ttft_ms_default=None)
-        for ttft_ms in (None, inf, 0.0, -5.0):
+        for ttft_ms in (None, inf, 0.0, -5.0, *SENSELESS_MS):
             unknown = asked(Adaptation(), ttft_ms, without)
             assert after(unknown, 1000.0, 60.0, 0.0) == Adaptation()
 
@@ -90,6 +92,13 @@ class TestPressure:
         one_more = asked(learned, 1.0, without).target_s
         assert one_more is not None
         assert 8.0 < one_more < 10.0
+
+    @pytest.mark.parametrize("ttft_ms", SENSELESS_MS)
+    def test_a_target_that_makes_no_sense_spoils_nobody_s(self, ttft_ms: float):
+        """All others are divided by it: so they never could be asked for again."""
+        without = replace(LIMITS, ttft_ms_default=None)
+        learned = asked(Adaptation(), 10_000.0, without)
+        assert asked(learned, ttft_ms, without) == learned
 
     def test_a_long_silence_is_no_long_pressure(self):
         seen = pressed(replace(START, pressed_at_s=0.0), waiting(100.0, heard_at_s=5000.0), 5000.0)
