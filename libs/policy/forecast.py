@@ -82,10 +82,11 @@ def step_peak_s(forecast: Forecast, stay: Stay) -> float:
     stays = _joined(forecast.present, forecast.coming, stays_of([stay]))
     meets = (stays.ends_s > stay.begins_s) & (stays.ends_s < stay.ends_s)
     at_s = np.append(stays.ends_s[meets], stay.ends_s)
-    there = (stays.begins_s <= at_s[:, None]) & (stays.ends_s >= at_s[:, None])
-    added_up = np.stack((stays.sequences, stays.kv_tokens, stays.sequences * stays.begins_s))
-    sequences, kv_tokens, begun_s = added_up @ there.T
+    # By time and stay: 1 where it is there.
+    there = ((stays.begins_s <= at_s[:, None]) & (stays.ends_s >= at_s[:, None])).astype(np.float64)
+    sequences, kv_tokens = there @ stays.sequences, there @ stays.kv_tokens
     if forecast.pace_s:  # each sequence has grown by a token a step since it began
+        begun_s = there @ (stays.sequences * stays.begins_s)
         kv_tokens = kv_tokens + np.round((sequences * at_s - begun_s) / forecast.pace_s)
     return float(step_s(forecast.instance.cost, sequences, kv_tokens).max())
 

@@ -236,10 +236,10 @@ class Cluster:
 
 
 @settings(max_examples=150)
-@given(st.randoms(use_true_random=False))
-def test_whatever_was_folded(draw: Random) -> None:
+@given(draw=st.randoms(use_true_random=True), folds=st.integers(0, 20))
+def test_whatever_was_folded(draw: Random, folds: int) -> None:
     cluster = Cluster(draw)
-    for number, view in enumerate(cluster.views(folds=12)):
+    for number, view in enumerate(cluster.views(folds)):
         for _ in range(2):
             asked = (cluster.request(number), cluster.matches(), cluster.limits(), cluster.now_s)
             decision = place(view, *asked)
@@ -255,7 +255,7 @@ def test_whatever_was_folded(draw: Random) -> None:
 
 
 @settings(max_examples=50)
-@given(st.randoms(use_true_random=False))
+@given(draw=st.randoms(use_true_random=True))
 def test_from_whichever_view_it_comes(draw: Random) -> None:
     """Views of one chain share their columns: those of an earlier one, or of another branch, are as good."""
     cluster = Cluster(draw)
