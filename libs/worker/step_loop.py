@@ -239,7 +239,8 @@ class StepLoop:
                     else:
                         self._not_sampled(row.sequence, failure)
                 self._metrics.step_s.observe(result.elapsed_s)
-                self._meter.step_done(step.work, loop.time() - step.started_s)
+                # While the next step computes.
+                loop.call_soon(self._meter.step_done, step.work, loop.time() - step.started_s)
                 self._step_done()
             finally:
                 self._under_way = None
