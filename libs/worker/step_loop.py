@@ -9,37 +9,19 @@ from bisect import insort
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from collections.abc import Sequence as Rows
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 
 from cluster.logs import Logger
-from engine.engine import SequenceStep
 from engine.errors import StructureError
 from engine.sampler import NOT_FINITE
 from kvpool import BlockPool
 from policy.core import STRUCTURE_FIELD, RequestId, TokenLogprobs
-from policy.cost import StepWork
 from policy.plan_step import DecodeWork, PrefillWork, StepLimits, StepPlan, plan_step
 from worker.cost_meter import CostMeter
 from worker.engine_thread import EngineThread
 from worker.metrics import WorkerMetrics
 from worker.preemption import Preempted
 from worker.sequence import Sequence
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One sequence's part in the step under way: its `tokens` tokens after `context_tokens`."""
-
-    sequence: Sequence
-    tokens: int
-    samples: bool
-
-
-@dataclass(frozen=True, slots=True)
-class StepUnderWay:
-    rows: Rows[Row]
-    work: StepWork
-    started_s: float
+from worker.step_rows import Row, StepUnderWay, engine_step, step_work
 
 
 class StepLoop:
@@ -97,14 +79,11 @@ class StepLoop:
 
     def tokens_under_way(self, sequence: Sequence) -> int:
         """Of the tokens that the step under way computes for `sequence`, how many it is thought to have done
-        by now: what a step takes is known, and that all its tokens take alike."""
+        by now, by what such a step takes."""
         step = self._under_way
-        row = next((row for row in step.rows if row.sequence is sequence), None) if step else None
-        if step is None or row is None:
+        if step is None:
             return 0
-        expected_s = self._meter.work_s(step.work)
-        elapsed_s = asyncio.get_running_loop().time() - step.started_s
-        return int(row.tokens * min(1.0, elapsed_s / expected_s)) if expected_s > 0 else 0
+        return step.tokens_done(sequence, self._meter.work_s(step.work), asyncio.get_running_loop().time())
 
     def wake(self) -> None:
         """Blocks came back: whoever waits for some is looked at again."""
@@ -218,7 +197,7 @@ class StepLoop:
 
     async def _step(self, rows: list[Row]) -> None:
         loop = asyncio.get_running_loop()
-        step = self._under_way = StepUnderWay(rows, _step_work(rows), loop.time())
+        step = self._under_way = StepUnderWay(rows, step_work(rows), loop.time())
         self._steps += 1
         for row in rows:
             self._turns += 1
@@ -226,7 +205,7 @@ class StepLoop:
             row.sequence.last_step = self._steps
         async with self._touching(row.sequence for row in rows):
             try:
-                result = await self._engine.run([_engine_step(row) for row in rows], self._layer_hook(rows))
+                result = await self._engine.run([engine_step(row) for row in rows], self._layer_hook(rows))
             except Exception as error:
                 self._log.exception("step failed")
                 for row in rows:
@@ -311,39 +290,3 @@ class StepLoop:
             self._log.warning("sequence failed", request_id=sequence.request_id, detail=detail)
             self._sequences.remove(sequence)
             sequence.owner.failed(detail)
-
-
-def _step_work(rows: Rows[Row]) -> StepWork:
-    """As the cost model sees the step, before its tokens count as computed. Tokens that were forced are
-    computed like a chunk of a prompt."""
-    decodes = kv_tokens = chunk_tokens = 0
-    chunk_pairs = 0.0
-    for row in rows:
-        context_tokens = row.sequence.context_tokens
-        if row.sequence.decodes and row.tokens == 1:
-            decodes += 1
-            kv_tokens += context_tokens + 1
-        else:
-            chunk_tokens += row.tokens
-            chunk_pairs += row.tokens * (context_tokens + row.tokens / 2)
-    return StepWork(decodes, kv_tokens, chunk_tokens, chunk_pairs)
-
-
-def _engine_step(row: Row) -> SequenceStep:
-    sequence = row.sequence
-    end = sequence.context_tokens + row.tokens
-    sampling = sequence.work.sampling if row.samples else None
-    history = sequence.history() if sampling is not None and sampling.needs_history else ((), ())
-    return SequenceStep(
-        token_ids=tuple(sequence.token_ids[sequence.context_tokens : end]),
-        context_tokens=sequence.context_tokens,
-        block_ids=tuple(sequence.block_ids),
-        sampling=sampling,
-        output_tokens=sequence.output_tokens,
-        clear_block_ids=tuple(sequence.unclear_block_ids),
-        sample=sequence.sample,
-        copy_blocks=tuple(sequence.copies),
-        prompt_token_ids=history[0],
-        output_token_ids=history[1],
-        allowed=sequence.matcher.allowed if sampling is not None and sequence.matcher is not None else None,
-    )
