@@ -4,13 +4,14 @@ One that only prefills, one that only decodes and one that does both are the sam
 prefilled and the blocks last, many steps are one event, up to the first sequence that ends; who comes
 meanwhile joins at the end of the step in progress. Knows no queue, no pool and no other instance.
 
-A step takes what the cost model says: prefill alone T_prefill of each part, decode alone T_step. A step with
-both reads the weights once, while it computes: max(d, T_prefill) + e b + f K.
+A step takes what the cost model says: prefill alone T_prefill of each part, with one fixed part in all,
+decode alone T_step. A step with both reads the weights once, while it computes:
+max(d, T_prefill) + e b + f K.
 """
 
 from array import array
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -184,7 +185,7 @@ class Engine:
             decoding.blocks += lacking
         jobs = self._waiting[: len(plan.prefills)]
         parts = [(job, part.tokens) for job, part in zip(jobs, plan.prefills, strict=True)]
-        compute_s = sum(self._part_s(job, tokens) for job, tokens in parts)
+        compute_s = self._compute_s(parts)
         duration_s = compute_s
         if self._running:
             kv_tokens = sum(decoding.kv_tokens for decoding in self._running)
@@ -201,7 +202,15 @@ class Engine:
         ]
         return plan_step(waiting, running, self._memory.free, self._limits)
 
+    def _compute_s(self, parts: Sequence[tuple[PrefillJob, int]]) -> float:
+        """Whatever its parts, a step goes through the model once."""
+        if not parts:
+            return 0.0
+        fixed_s = self.cost.prefill_fixed_s
+        return fixed_s + sum(self._part_s(job, tokens) - fixed_s for job, tokens in parts)
+
     def _part_s(self, job: PrefillJob, tokens: int) -> float:
+        """Of a part that is alone in its step."""
         return max(job.load_s, prefill_s(self.cost, tokens, job.prefix_tokens))
 
     def _end_planned_step(self, parts: list[tuple[PrefillJob, int]], duration_s: float) -> None:

@@ -126,19 +126,21 @@ def _read(lines: Iterable[Line]) -> _Read:
 
 
 def _read_cost(read: _Read, load: LoadSnapshot, cost: CostCoefficients, told_at_s: float) -> None:
-    """The first is taken as announced. After that it is known how long steps really took: what they took
-    since the snapshot before holds from then on, or a little before, as that came late."""
-    now = _Meter(told_at_s, load.step_s_total, load.step_predicted_s_total)
-    before = read.meters.get(load.instance)
-    read.meters[load.instance] = now
-    if before is None:
-        read.costs.append((told_at_s - LOAD_GAP_S_MIN, load.instance, cost))
-        return
-    predicted_s = now.step_predicted_s_total - before.step_predicted_s_total
-    elapsed_s = now.step_s_total - before.step_s_total
-    if predicted_s > 0.0 and elapsed_s > 0.0:
-        since_s = before.told_at_s - LOAD_GAP_S_MIN
-        read.costs.append((since_s, load.instance, _slower(cost, elapsed_s / predicted_s)))
+    """The first is taken as announced. After that it is known how long steps really took: those that a
+    snapshot is the first to tell of are told for the time since the snapshot that told of the ones before, or
+    since a little earlier, as that came late."""
+    name, now = load.instance, _Meter(told_at_s, load.step_s_total, load.step_predicted_s_total)
+    before = read.meters.setdefault(name, now)
+    if before is now:
+        read.costs.append((told_at_s - LOAD_GAP_S_MIN, name, cost))
+    elif now.step_s_total != before.step_s_total:
+        read.meters[name] = now
+        elapsed_s = now.step_s_total - before.step_s_total
+        predicted_s = now.step_predicted_s_total - before.step_predicted_s_total
+        # Neither, where it began anew.
+        if elapsed_s > 0.0 and predicted_s > 0.0:
+            since_s = before.told_at_s - LOAD_GAP_S_MIN
+            read.costs.append((since_s, name, _slower(cost, elapsed_s / predicted_s)))
 
 
 def _slower(cost: CostCoefficients, times: float) -> CostCoefficients:

@@ -53,3 +53,14 @@ def test_a_step_takes_what_was_announced_before_it_began() -> None:
     first, second, third = served(round_setup(announced=changes), *requests)
     assert (first.ttft_s, second.ttft_s) == pytest.approx((1.024, 1.024))
     assert (third.ttft_s, third.predicted_ttft_s) == pytest.approx((3.072, 3.072))
+
+
+def test_parts_of_several_prompts_go_through_the_model_once() -> None:
+    """A first prompt is computed while three come; those are one step of 1,536 tokens with one fixed part."""
+    node = replace(ROUND_NODE, cost=replace(ROUND_COST, prefill_fixed_s=0.5))
+    requests = [TracedRequest(arrived_ms, 512, 1, (place,)) for place, arrived_ms in enumerate((0, 1, 2, 3))]
+    times_s = [one.ttft_s for one in served(round_setup(node=node), *requests)]
+    first_s, together_s = 0.5 + 0.512, 0.5 + 3 * 0.512
+    assert times_s == pytest.approx(
+        [first_s, *(first_s + together_s - arrived_s for arrived_s in (0.001, 0.002, 0.003))]
+    )

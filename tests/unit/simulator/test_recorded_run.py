@@ -52,8 +52,8 @@ def test_the_cluster_is_the_one_that_was_registered() -> None:
 
 
 def test_steps_take_what_they_took_then() -> None:
-    """From a tenth of a second before the snapshot before: so late that may have come. Where there were no
-    steps nothing is known of them."""
+    """Since the snapshot that told of those before, or a tenth of a second earlier: so late it may have come.
+    Snapshots without new steps say nothing."""
     announced = recorded_run(small_recording(), LIMITS_OF_WORKERS).setup.announced
     told = [(one.instance, round(one.at_s, 3), round(one.cost.prefill_per_token_s, 6)) for one in announced]
     first_s = 51.0 - 0.01 - ASK_LAG_S
@@ -62,7 +62,7 @@ def test_steps_take_what_they_took_then() -> None:
         ("decode-2", 0.0, 1e-3),
         ("prefill-0", 0.0, 1e-3),
         ("prefill-0", 0.0, 3e-3),
-        ("prefill-0", round(54.299 - 0.1 - first_s, 3), 1e-3),
+        ("prefill-0", round(53.999 - 0.1 - first_s, 3), 1e-3),
     ]
     assert announced[3].cost.step_fixed_s == pytest.approx(1.5 * ROUND_COST.step_fixed_s)
     assert announced[3].cost.transfer_fixed_s == ROUND_COST.transfer_fixed_s
