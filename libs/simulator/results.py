@@ -101,6 +101,13 @@ class Summary:
     """Prompt tokens that were cached, of all that were served."""
 
 
+@dataclass(frozen=True, slots=True)
+class Tally:
+    requests: int
+    served: int
+    in_targets: int
+
+
 def tbt_of(gaps_s: Sequence[float], measure: TbtMeasure) -> float | None:
     """None where there is no gap."""
     if not gaps_s:
@@ -161,3 +168,17 @@ def summary(results: Sequence[RequestResult], ttft_s_max: float, tbt_s_max: floa
         tbt_s=distribution([one.tbt_s for one in served if one.tbt_s is not None]),
         hit_rate=sum(one.cached_tokens for one in served) / prompt_tokens if prompt_tokens else 0.0,
     )
+
+
+def by_priority(results: Sequence[RequestResult], ttft_s_max: float, tbt_s_max: float) -> dict[int, Tally]:
+    """The highest first."""
+    tallies = {}
+    for priority in sorted({result.priority for result in results}, reverse=True):
+        served = [result.served for result in results if result.priority == priority]
+        good = [
+            one.ttft_s <= ttft_s_max and (one.tbt_s is None or one.tbt_s <= tbt_s_max)
+            for one in served
+            if one is not None
+        ]
+        tallies[priority] = Tally(len(served), len(good), sum(good))
+    return tallies

@@ -13,18 +13,21 @@ arguments print the same bytes.
      "ttft_s_max", "tbt_s_max", "tbt_measure": "tail", "p90" or "mean",
      "requests", "served", "rejected": {reason: requests}, "in_targets", "ttft_in_target", "tbt_in_target",
      "duration_s", "goodput_per_s", "ttft_s": D, "ttft_error": D, "tbt_s": D, "hit_rate",
+     "priorities": {priority: {"requests", "served", "in_targets"}},
+     "losses", "resumed", "recomputed_tokens",
      "preempted", "evicted_blocks", "moved_bytes", "copied_prefixes", "busy": {instance: share}, "events",
      "load": [{"at_s", "prefill_requests", "prefill_tokens", "decode_requests", "decode_kv_tokens"}, …],
      "per_request": [{"index", "arrived_s", "prompt_tokens", "output_tokens", "attempts", "rejected",
                       "ttft_s", "predicted_ttft_s", "tbt_s", "done_at_s", "prefill", "decode",
-                      "cached_tokens"}, …]}
+                      "cached_tokens", "priority", "losses", "resumed", "recomputed_tokens"}, …]}
 
 `trace` is null where there is a `dataset`, which is null otherwise, as is its `rate`.
 `D` is {"mean", "p50", "p90", "p99", "max"}, null where there is nothing to count. TTFT and TBT are those of
 `simulator.results`, `ttft_error` is how far predicted TTFTs were off, in shares of the actual ones; goodput
-counts requests that met both targets. `busy` is the share of the duration in which an engine computed.
-`per_request` is there with `--per-request`; its `rejected` is null for a request that was served, and what
-only those have is null for the others.
+counts requests that met both targets. `losses` counts how often an instance failed under a request, `resumed`
+the placements after a first token, `recomputed_tokens` what was prefilled after losses. `busy` is the share
+of the duration in which an engine computed. `per_request` is there with `--per-request`; its `rejected` is null
+for a request that was served, and what only those have is null for the others.
 """
 
 import argparse
@@ -53,7 +56,14 @@ from moonpool.simulations.workload import (
 from moonpool.table import format_table
 from policy.choice import AdmissionMode
 from simulator.cluster import SimulatedRun, simulate_cluster
-from simulator.results import Distribution, RequestResult, Summary, TbtMeasure, summary
+from simulator.results import (
+    Distribution,
+    RequestResult,
+    Summary,
+    TbtMeasure,
+    by_priority,
+    summary,
+)
 from simulator.setup import INSTANCES_MAX, SPEEDUP_MAX, ClusterSetup, NodeFailure, NodeJoin, SetupError
 
 
@@ -183,6 +193,13 @@ def as_object(options: argparse.Namespace, run: SimulatedRun, told: Summary) -> 
         "tbt_s_max": options.tbt_s,
         "tbt_measure": options.tbt_measure,
         **asdict(told),
+        "priorities": {
+            str(priority): asdict(tally)
+            for priority, tally in by_priority(run.results, options.ttft_s, options.tbt_s).items()
+        },
+        "losses": sum(result.losses for result in run.results),
+        "resumed": sum(result.resumed for result in run.results),
+        "recomputed_tokens": sum(result.recomputed_tokens for result in run.results),
         "preempted": run.preempted,
         "evicted_blocks": run.evicted_blocks,
         "moved_bytes": run.moved_bytes,
@@ -246,6 +263,10 @@ def _result(result: RequestResult) -> dict[str, object]:
         "prefill": served and served.prefill,
         "decode": served and served.decode,
         "cached_tokens": served and served.cached_tokens,
+        "priority": result.priority,
+        "losses": result.losses,
+        "resumed": result.resumed,
+        "recomputed_tokens": result.recomputed_tokens,
     }
 
 

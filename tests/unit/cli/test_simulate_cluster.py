@@ -52,6 +52,10 @@ KEYS = [
     "ttft_error",
     "tbt_s",
     "hit_rate",
+    "priorities",
+    "losses",
+    "resumed",
+    "recomputed_tokens",
     "preempted",
     "evicted_blocks",
     "moved_bytes",
@@ -74,6 +78,10 @@ RESULT_KEYS = [
     "prefill",
     "decode",
     "cached_tokens",
+    "priority",
+    "losses",
+    "resumed",
+    "recomputed_tokens",
 ]
 MESSAGES_S = 6 * 0.0005
 """Of a request from its arrival to its first token."""
@@ -103,6 +111,18 @@ def test_json_is_one_object_with_the_documented_keys(words, capsys):
     assert found["hit_rate"] == pytest.approx(1024 / 2624)
     assert list(found["ttft_s"]) == ["mean", "p50", "p90", "p99", "max"]
     assert list(found["busy"]) == ["prefill-0", "prefill-1", "decode-2"]
+
+
+def test_priorities_are_counted_apart_and_losses_are_told(words, capsys, tmp_path):
+    lines = [REQUESTS[0] | {"priority": 3}, REQUESTS[1]]
+    (tmp_path / "trace.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    found = printed([*words, "--fail", "decode-2@0.075:0.2", "--per-request"], capsys)
+    assert list(found["priorities"]) == ["3", "0"]
+    # Its client saw a pause.
+    assert found["priorities"]["3"] == {"requests": 1, "served": 1, "in_targets": 0}
+    assert [result["priority"] for result in found["per_request"]] == [3, 0]
+    assert found["losses"] == sum(result["losses"] for result in found["per_request"]) == 1
+    assert found["recomputed_tokens"] > 0
 
 
 def test_each_request_is_told_where_that_is_asked_for(words, capsys):
