@@ -26,8 +26,8 @@ arguments print the same bytes.
 `simulator.results`, `ttft_error` is how far predicted TTFTs were off, in shares of the actual ones; goodput
 counts requests that met both targets. `losses` counts how often an instance failed under a request, `resumed`
 the placements after a first token, `recomputed_tokens` what was prefilled after losses. `busy` is the share
-of the duration in which an engine computed. `per_request` is there with `--per-request`; its `rejected` is null
-for a request that was served, and what only those have is null for the others.
+of the duration in which an engine computed. `per_request` is there with `--per-request`; its `rejected` is
+null for a request that was served, and what only those have is null for the others.
 """
 
 import argparse
