@@ -20,7 +20,6 @@ from dataclasses import dataclass, field, replace
 from math import exp, log, sqrt
 
 from policy.choice import PlacementLimits
-from policy.core import Role
 from policy.view import ClusterView
 
 PRESSURE_HIGH = 0.5
@@ -115,11 +114,8 @@ class Adaptation:
 def pressure(view: ClusterView, target_s: float, now_s: float) -> float:
     """How much of the target the queues of those that prefill take up, in the mean: as the snapshots say, the
     same for every conductor that heard them."""
-    queues_s = [
-        max(0.0, instance.heard_at_s + instance.sums.queue_s - now_s)
-        for instance in view.instances.values()
-        if Role.PREFILL in instance.roles
-    ]
+    view.board.move_to(view)
+    queues_s = view.board.told_queues_s(now_s)
     return sum(queues_s) / len(queues_s) / target_s if queues_s else 0.0
 
 

@@ -15,9 +15,11 @@ from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING, TypeAlias
 
+import numpy as np
+
 from kvindex.core import InstanceId
 from policy.columns import Bools, HolderColumns, empty
-from policy.core import CostCoefficients, RequestId
+from policy.core import CostCoefficients, RequestId, Role
 from policy.cost import prefill_s
 from policy.fleets import Fleet, decode_values, fleets_of, place_of, places_of, prefill_values, readable_rows
 from policy.instances import Instances
@@ -91,6 +93,12 @@ class Board:
                 found[booking.key] = (self._done_s[booking.request_id], booking)
         return list(found.values())
 
+    def told_queues_s(self, now_s: float) -> list[float]:
+        """How long each prefill instance, draining ones too, is still busy with what its snapshot lists."""
+        free_at_s = self.holders.columns.told_free_at_s[self._prefill_rows]
+        told: list[float] = np.maximum(0.0, free_at_s - now_s).tolist()
+        return told
+
     @property
     def priority_max(self) -> int:
         """Of all requests that the cluster is busy with; at least 0, which is one's that names none."""
@@ -113,6 +121,9 @@ class Board:
         self.row_of: Mapping[InstanceId, int] = {name: row for row, name in enumerate(names)}
         self.holders = empty(HolderColumns, names, range(len(names)))
         serving = [instances[name] for name in names if not instances[name].draining]
+        self._prefill_rows = np.array(
+            [row for row, name in enumerate(names) if Role.PREFILL in instances[name].roles], np.intp
+        )
         self._readable = readable_rows(serving, self.row_of)
         self._fleets = fleets_of(serving, self.row_of)
         self._prefills = places_of(fleet.prefills for fleet in self._fleets.values())
@@ -147,7 +158,13 @@ class Board:
         self._moved_prefills.add(name)
         self._moved_decodes.add(name)
         self.holders.write(
-            self.row_of[name], (instance.heard_at_s, cost.transfer_fixed_s, cost.transfer_bytes_per_s)
+            self.row_of[name],
+            (
+                instance.heard_at_s,
+                instance.heard_at_s + sums.queue_s,
+                cost.transfer_fixed_s,
+                cost.transfer_bytes_per_s,
+            ),
         )
 
     def _take_queued(

@@ -22,6 +22,8 @@ class HolderColumns(NamedTuple):
     """Of whoever may hold a cached prefix. Costs are named as CostCoefficients names them."""
 
     heard_at_s: Floats
+    told_free_at_s: Floats
+    """When what its snapshot lists is prefilled, by the conductor's clock."""
     transfer_fixed_s: Floats
     transfer_bytes_per_s: Floats
 

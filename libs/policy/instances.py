@@ -3,7 +3,8 @@ a small one, and what differs between two views is found without looking at ever
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, ValuesView
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from kvindex.core import InstanceId
@@ -44,11 +45,17 @@ class Instances(Mapping[InstanceId, "InstanceView"]):
     def __iter__(self) -> Iterator[InstanceId]:
         return iter(self._places)
 
+    def values(self) -> ValuesView[InstanceView]:
+        return _InOrder(self)
+
     def __len__(self) -> int:
         return len(self._places)
 
     def __contains__(self, name: object) -> bool:
         return name in self._places
+
+    def in_order(self) -> Iterator[InstanceView]:
+        return chain.from_iterable(self._chunks)
 
     def with_replaced(self, instance: InstanceView) -> Instances:
         """With this one in the place of the one of its name; KeyError where there is none."""
@@ -69,3 +76,14 @@ class Instances(Mapping[InstanceId, "InstanceView"]):
             for known, instance in zip(chunk, later_chunk, strict=True)
             if known is not instance
         ]
+
+
+class _InOrder(ValuesView["InstanceView"]):
+    """Without looking for each by its name."""
+
+    def __init__(self, instances: Instances) -> None:
+        super().__init__(instances)
+        self._instances = instances
+
+    def __iter__(self) -> Iterator[InstanceView]:
+        return self._instances.in_order()

@@ -125,8 +125,8 @@ def _undominated(board: Board, held: HeldPrefixes, rows: Ints) -> Bools:
     least at one of the two. And that one itself has no use for those that have less.
     """
     most = np.argmax(held.memory_blocks)
-    _, fixed_s, bytes_per_s = board.holders.columns
-    fixed_s, bytes_per_s = fixed_s[rows], bytes_per_s[rows]
+    columns = board.holders.columns
+    fixed_s, bytes_per_s = columns.transfer_fixed_s[rows], columns.transfer_bytes_per_s[rows]
     undominated: Bools = (
         (held.blocks >= held.memory_blocks[most])
         | (fixed_s < fixed_s[most])
