@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 
-from cluster.config import Setting, hint, settings_of
+from cluster.config import SHOWN_CHARS_MAX, Setting, hint, settings_of
 from cluster.errors import ConfigError, ProtocolError
 from policy.choice import AdmissionMode, Strategy
 
@@ -153,4 +153,6 @@ def differences(before: ClusterConfig, after: ClusterConfig) -> dict[str, object
 
 def _unknown(name: str, known: Iterable[str]) -> ConfigError:
     names = sorted(known)
-    return ConfigError(f"{name}: no such setting{hint(name, names) or ': there are ' + ', '.join(names)}")
+    return ConfigError(
+        f"{name[:SHOWN_CHARS_MAX]}: no such setting{hint(name, names) or ': there are ' + ', '.join(names)}"
+    )

@@ -27,6 +27,8 @@ ENVIRONMENT_PREFIX = "MOONPOOL_"
 CONFIG_FLAG = "--config"
 CONFIG_VARIABLE = "MOONPOOL_CONFIG"
 COMMON_TABLE = "common"
+SHOWN_CHARS_MAX = 64
+"""Of a wrong value in an error."""
 
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"0", "false", "no", "off"})
@@ -114,7 +116,7 @@ class Setting:
         if self.kind is bool:
             lowered = text.strip().lower()
             if lowered not in _TRUE | _FALSE:
-                raise ConfigError(f"{where}: {text!r} is not true or false")
+                raise ConfigError(f"{where}: {shown(text)} is not true or false")
             return lowered in _TRUE
         if self.kind in (int, float):
             return self.check(_number(self.kind, text, where), where)
@@ -126,22 +128,22 @@ class Setting:
             value = float(value)
         if self.kind == tuple[str, ...]:
             if not isinstance(value, list) or not all(isinstance(part, str) for part in value):
-                raise ConfigError(f"{where}: {value!r} is not a list of strings")
+                raise ConfigError(f"{where}: {shown(value)} is not a list of strings")
             return tuple(value)
         if type(value) is not self.kind:
             wanted = {str: "text", int: "an integer", float: "a number", bool: "true or false"}[self.kind]
-            raise ConfigError(f"{where}: {value!r} is not {wanted}")
+            raise ConfigError(f"{where}: {shown(value)} is not {wanted}")
         self._check_limits(value, where)
         return value
 
     def _check_limits(self, value: object, where: str) -> None:
         if self.choices and value not in self.choices:
-            raise ConfigError(f"{where}: {value!r} is not {self.limits()}")
+            raise ConfigError(f"{where}: {shown(value)} is not {self.limits()}")
         if isinstance(value, int | float):
             low = self.minimum if self.minimum is not None else -math.inf
             high = self.maximum if self.maximum is not None else math.inf
             if not math.isfinite(value) or not low <= value <= high:
-                raise ConfigError(f"{where}: {value} is not {self.limits() or 'a finite number'}")
+                raise ConfigError(f"{where}: {shown(value)} is not {self.limits() or 'a finite number'}")
 
     def limits(self) -> str:
         """What values are allowed, in words; empty where its type says it all."""
@@ -239,7 +241,13 @@ def _number(kind: object, text: str, where: str) -> int | float:
         return int(text) if kind is int else float(text)
     except ValueError:
         wanted = "an integer" if kind is int else "a number"
-        raise ConfigError(f"{where}: {text!r} is not {wanted}") from None
+        raise ConfigError(f"{where}: {shown(text)} is not {wanted}") from None
+
+
+def shown(value: object) -> str:
+    """For an error, which is one line that can be read, whatever somebody set."""
+    text = repr(value)
+    return text if len(text) <= SHOWN_CHARS_MAX else f"{text[:SHOWN_CHARS_MAX]}… ({len(text)} characters)"
 
 
 def hint(name: str, known: Iterable[str]) -> str:

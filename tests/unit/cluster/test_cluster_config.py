@@ -65,6 +65,25 @@ def test_a_bad_setting_is_refused_by_name_and_limit(name: str, text: str, said: 
     assert str(refusal.value).startswith(said)
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("strategy", "x" * 60_000),
+        ("strategy", list(range(9_000))),
+        ("adaptive", "y" * 60_000),
+        ("replication_requests_min", int("9" * 4_000)),
+    ],
+)
+def test_what_is_long_is_refused_in_one_line_that_can_be_read(name: str, value: object) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        config_of({name: value})
+    assert str(refusal.value).startswith(f"{name}: {repr(value)[:64]}… (")
+    assert len(str(refusal.value)) < 200
+    with pytest.raises(ConfigError) as refusal:
+        with_settings({}, {"z" * 60_000: "1"})
+    assert len(str(refusal.value)) < 400
+
+
 def test_a_change_is_refused_where_something_else_that_is_set_is_bad() -> None:
     broken = {"strategy": 7, "admission": "none"}
     with pytest.raises(ConfigError, match="strategy: 7 is not text"):
