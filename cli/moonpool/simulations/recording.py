@@ -2,14 +2,15 @@
 
 The recording is a conductor's (`record_folder`). It gives arrivals, lengths and prefixes, the instances, and
 the costs that they announced while they ran. With `--replay`, what `moonpool replay --json --per-request`
-printed of the same run is laid beside it: of the requests that it sent. Those reach the conductor once the
-gateway has read them: the median of that, measured by both clocks, counts for every simulated request. What
-no message tells, the settings of the workers, is taken to be their defaults unless a flag says otherwise.
+printed of the same run is laid beside it: of the requests that it sent. Until a gateway has read a request
+and asks for a place, nothing is simulated: that time of each is measured, by the clocks of both. What no
+message tells, the settings of the workers, is taken to be their defaults unless a flag says otherwise.
 
 `--json` prints one object:
 
     {"recording": path, "replay": path or null, "requests", "compared": of these laid beside, "unended": whose
-     answer's length is not known, "prefill", "decode", "coupled": instances, "message_ms", "gateway_ms",
+     answer's length is not known, "prefill", "decode", "coupled": instances, "message_ms", "gateway_ms": the
+     median until a place was asked for,
      "simulated": R, "live": R or null, "ttft_ratio": {"p50", "p90"} or null}
 
 `R` is {"served", "ttft_ms": {"n", "p50", "p90", "p99", "max"}, "cached_tokens"} of the compared ones; a ratio
@@ -70,7 +71,7 @@ class Comparison:
     requests: int
     compared: int
     gateway_s: float
-    """From a client's sending until the gateway asks for a place."""
+    """From a client's sending until the gateway asks for a place: the median."""
     simulated: Side
     live: Side | None
 
@@ -140,7 +141,7 @@ def compare(
     """CommandError where the replay's requests are not those of the recording."""
     pairs = list(zip(recorded.requests, results, strict=True))
     if replayed is None:
-        return Comparison(len(pairs), len(pairs), 0.0, _simulated([one for _, one in pairs], 0.0), None)
+        return Comparison(len(pairs), len(pairs), 0.0, _simulated([(one, 0.0) for _, one in pairs]), None)
     begun_s = replayed.began_unix_s - CLOCK_TOLERANCE_S
     ended_s = replayed.began_unix_s + replayed.span_s + CLOCK_TOLERANCE_S
     within = [pair for pair in pairs if begun_s <= pair[0].asked_unix_s <= ended_s]
@@ -148,9 +149,10 @@ def compare(
         raise CommandError(
             f"replay: {len(replayed.per_request)} requests sent; of its time the recording has {len(within)}"
         )
-    gateway_s = _gateway_s([request for request, _ in within], replayed)
+    waits_s = _gateway_waits_s([request for request, _ in within], replayed)
+    simulated = _simulated([(one, wait_s) for (_, one), wait_s in zip(within, waits_s, strict=True)])
     return Comparison(
-        len(pairs), len(within), gateway_s, _simulated([one for _, one in within], gateway_s), _live(replayed)
+        len(pairs), len(within), median(waits_s) if waits_s else 0.0, simulated, _live(replayed)
     )
 
 
@@ -192,23 +194,23 @@ def as_table(recorded: RecordedRun, compared: Comparison) -> str:
     return format_table(("measure", "value"), facts)
 
 
-def _gateway_s(asked: list[RecordedRequest], replayed: Replayed) -> float:
-    """Both are in the order in which they were sent; a request that overtook another is off by as much as it
-    overtook."""
+def _gateway_waits_s(asked: list[RecordedRequest], replayed: Replayed) -> list[float]:
+    """Of each request, from its sending until a place was asked for. No name is common to both: they are
+    paired in their order, so one that overtook another takes its place."""
     sent_s = sorted(one.sent_s for one in replayed.per_request)
-    waits_s = [
-        request.asked_unix_s - replayed.began_unix_s - one_s
+    return [
+        max(0.0, request.asked_unix_s - replayed.began_unix_s - one_s)
         for request, one_s in zip(asked, sent_s, strict=True)
     ]
-    return max(0.0, median(waits_s)) if waits_s else 0.0
 
 
-def _simulated(results: list[RequestResult], gateway_s: float) -> Side:
-    served = [result.served for result in results if result.served is not None]
+def _simulated(results: list[tuple[RequestResult, float]]) -> Side:
+    """Each with how long it was at the gateway before."""
+    served = [(result.served, wait_s) for result, wait_s in results if result.served is not None]
     return Side(
         len(served),
-        spread_of([one.ttft_s + gateway_s for one in served]),
-        sum(one.cached_tokens for one in served),
+        spread_of([one.ttft_s + wait_s for one, wait_s in served]),
+        sum(one.cached_tokens for one, _ in served),
     )
 
 
