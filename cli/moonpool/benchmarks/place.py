@@ -1,9 +1,10 @@
 """`moonpool bench place`: one decision in process: the prefix match and `policy.place`, together and apart.
 
 Every instance holds the prompt to another depth, which is the most that there is to compare. From one
-decision to the next the view changes as a conductor's does: the placement is booked, an older booking runs
-out, and one instance tells its load. To fold that load is measured beside the decisions; it is no part of
-them.
+decision to the next the view changes as a conductor's does at a thousand decisions a second: the placement is
+booked, an older booking runs out, and as many instances tell their loads as do in a millisecond, but at least
+one. To fold a load or a booking is measured beside the decisions; what it leaves to be added up is done by
+the next decision and counts as its time.
 """
 
 import argparse
@@ -15,7 +16,7 @@ from kvindex.directory import Directory
 from moonpool.arguments import Command, whole_number
 from moonpool.benchmarks.command_line import add_json_argument, add_number_arguments, print_results, say
 from moonpool.benchmarks.directories import STAGGERED, Size, apply_all, filled
-from moonpool.benchmarks.loaded_cluster import LoadedCluster
+from moonpool.benchmarks.loaded_cluster import DECISION_S, LoadedCluster
 from moonpool.benchmarks.transfer_plan import percentile
 from moonpool.errors import EXIT_OK, CommandError
 from moonpool.machine import machine_context
@@ -31,11 +32,15 @@ REPEATS_MAX = 1000
 DECISIONS = 200
 """In one sample."""
 PROMPT_BLOCKS_MAX = 16_384
+TBT_MS_MAX = 60_000
 REQUESTS_MAX = 1024
-MATCH, PLACE, BOTH, FOLD = "match", "place", "match_and_place", "fold_load"
+LOADS_PER_S = 10
+"""Of an instance that is busy."""
+MATCH, PLACE, BOTH = "match", "place", "match_and_place"
+FOLD_LOAD, FOLD_BOOKING = "fold_load", "fold_booking"
 BOTH_CPU = "match_and_place_cpu"
 """Processor time of the thread: what others on the machine take does not count."""
-STEPS = (MATCH, PLACE, BOTH, BOTH_CPU, FOLD)
+STEPS = (MATCH, PLACE, BOTH, BOTH_CPU, FOLD_LOAD, FOLD_BOOKING)
 SHARES = (("p50", 0.5), ("p99", 0.99))
 
 
@@ -54,6 +59,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             ("--prompt-blocks", 1, PROMPT_BLOCKS_MAX, 2048, "full blocks of the prompt"),
             ("--queued", 0, REQUESTS_MAX, 4, "requests that wait at each prefill instance"),
             ("--running", 1, REQUESTS_MAX, 32, "requests that run at each decode instance"),
+            (
+                "--tbt-ms",
+                0,
+                TBT_MS_MAX,
+                0,
+                "target between tokens; with one decodes are looked at ahead",
+            ),
             ("--repeats", 1, REPEATS_MAX, 5, f"samples, each of {DECISIONS} decisions"),
         ),
     )
@@ -63,15 +75,29 @@ def run(options: argparse.Namespace) -> int:
     results: list[Measurement] = []
     for instances in options.instances or INSTANCES:
         say(f"{instances} instances")
-        results += measure(instances, options.prompt_blocks, options.queued, options.running, options.repeats)
+        results += measure(
+            instances,
+            options.prompt_blocks,
+            options.queued,
+            options.running,
+            options.repeats,
+            tbt_ms=options.tbt_ms or None,
+        )
     print_results(results, as_json=options.json)
     return EXIT_OK
 
 
 def measure(
-    instances: int, prompt_blocks: int, queued: int, running: int, repeats: int, decisions: int = DECISIONS
+    instances: int,
+    prompt_blocks: int,
+    queued: int,
+    running: int,
+    repeats: int,
+    decisions: int = DECISIONS,
+    tbt_ms: float | None = None,
 ) -> list[Measurement]:
-    """Microseconds by what is done. CommandError where the request is not placed."""
+    """Microseconds by what is done, of one load or booking for the folds. CommandError where the request is
+    not placed."""
     context = {
         **machine_context(),
         "instances": instances,
@@ -79,6 +105,7 @@ def measure(
         "queued": queued,
         "running": running,
         "decisions": decisions,
+        "tbt_ms": tbt_ms,
     }
     size = Size(instances, 0, prompt_blocks)
     contents = filled(STAGGERED, size, seed=1)
@@ -86,8 +113,9 @@ def measure(
     apply_all(directory, contents.events)
     cluster = LoadedCluster(size.names, queued, running, seed=1)
     packed = contents.prompts[0].packed
-    _decisions(directory, cluster, packed, decisions)
-    samples = [_decisions(directory, cluster, packed, decisions) for _ in range(repeats)]
+    limits = PlacementLimits(tbt_ms_default=tbt_ms)
+    _decisions(directory, cluster, packed, decisions, limits)
+    samples = [_decisions(directory, cluster, packed, decisions, limits) for _ in range(repeats)]
     return [
         measurement(
             NAME,
@@ -103,10 +131,10 @@ def measure(
 
 
 def _decisions(
-    directory: Directory, cluster: LoadedCluster, packed: bytes, decisions: int
+    directory: Directory, cluster: LoadedCluster, packed: bytes, decisions: int, limits: PlacementLimits
 ) -> Mapping[str, Sequence[float]]:
     """Microseconds of each step of each decision."""
-    limits = PlacementLimits()
+    loads = max(1, round(len(cluster.view.instances) * LOADS_PER_S * DECISION_S))
     # One token beyond the full blocks: all of them may come from a cache.
     prompt_tokens = len(packed) // HASH_BYTES * BLOCK_TOKENS + 1
     taken_us: dict[str, list[float]] = {step: [] for step in STEPS}
@@ -121,19 +149,23 @@ def _decisions(
         cpu_placed_ns = time.thread_time_ns()
         if not isinstance(decision, Placement):
             raise CommandError(f"the request was not placed: {decision.reason}: {decision.detail}")
+        to_book_ns = time.perf_counter_ns()
         cluster.book(decision, prompt_tokens)
-        snapshot = cluster.next_snapshot()
+        booked_ns = time.perf_counter_ns()
+        snapshots = [cluster.next_snapshot() for _ in range(loads)]
         told_ns = time.perf_counter_ns()
-        cluster.fold(snapshot)
+        for snapshot in snapshots:
+            cluster.fold(snapshot)
         folded_ns = time.perf_counter_ns()
-        for step, begun_ns, ended_ns in (
-            (MATCH, started_ns, matched_ns),
-            (PLACE, matched_ns, placed_ns),
-            (BOTH, started_ns, placed_ns),
-            (BOTH_CPU, cpu_started_ns, cpu_placed_ns),
-            (FOLD, told_ns, folded_ns),
+        for step, taken_ns in (
+            (MATCH, matched_ns - started_ns),
+            (PLACE, placed_ns - matched_ns),
+            (BOTH, placed_ns - started_ns),
+            (BOTH_CPU, cpu_placed_ns - cpu_started_ns),
+            (FOLD_LOAD, (folded_ns - told_ns) / loads),
+            (FOLD_BOOKING, booked_ns - to_book_ns),
         ):
-            taken_us[step].append((ended_ns - begun_ns) / 1e3)
+            taken_us[step].append(taken_ns / 1e3)
     return taken_us
 
 

@@ -22,7 +22,7 @@ def test_each_step_of_a_decision_is_told_once() -> None:
     assert said == [
         *("match_p50", "match_p99", "place_p50", "place_p99"),
         *("match_and_place_p50", "match_and_place_p99", "match_and_place_cpu_p50", "match_and_place_cpu_p99"),
-        *("fold_load_p50", "fold_load_p99"),
+        *("fold_load_p50", "fold_load_p99", "fold_booking_p50", "fold_booking_p99"),
     ]
     assert all(result.n == 3 and 0 < result.min <= result.value <= result.max for result in results)
     by_metric = {result.metric: result for result in results}
