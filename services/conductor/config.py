@@ -25,7 +25,7 @@ class ConductorConfig(ServiceConfig):
         default=_LIMITS.decode_horizon_s, metadata=metadata_of("decode_horizon_s")
     )
     target_share: float = field(default=0.95, metadata=metadata_of("target_share"))
-    adaptive: bool = field(default=_LIMITS.adaptive, metadata=metadata_of("adaptive"))
+    adaptive: bool = field(default=True, metadata=metadata_of("adaptive"))
     match_timeout_ms: float = field(
         default=100.0,
         metadata={"help": "wait for kvmeta, then place without prefixes", "min": 1.0, "max": 10_000.0},

@@ -9,7 +9,7 @@ pytestmark = pytest.mark.unit
 
 
 def test_what_a_process_was_started_with():
-    assert placement_limits(ConductorConfig()) == PlacementLimits(target_share=0.95)
+    assert placement_limits(ConductorConfig()) == PlacementLimits(target_share=0.95, adaptive=True)
     limits = placement_limits(
         ConductorConfig(
             strategy="cache_aware",
@@ -20,7 +20,7 @@ def test_what_a_process_was_started_with():
             decode_horizon_s=7.0,
             silence_s_max=9.0,
             target_share=1.0,
-            adaptive=True,
+            adaptive=False,
         )
     )
     assert limits == PlacementLimits(
@@ -31,7 +31,6 @@ def test_what_a_process_was_started_with():
         tbt_ms_default=20.0,
         decode_horizon_s=7.0,
         silence_s_max=9.0,
-        adaptive=True,
     )
 
 
