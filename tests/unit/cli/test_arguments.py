@@ -37,10 +37,10 @@ def test_the_commands_are_these() -> None:
         "kvmeta-restart",
     )
     benches = [("bench", name) for name in names]
-    simulations = [("simulate", "cache"), ("simulate", "cluster")]
-    assert sorted(leaves(COMMANDS)) == sorted(
-        [("up",), ("serve",), ("status",), ("chat",), ("replay",), ("plan",), *benches, *simulations]
-    )
+    simulations = [("simulate", name) for name in ("cache", "cluster", "decisions", "recording")]
+    configs = [("config", name) for name in ("show", "set", "unset")]
+    alone = [("up",), ("serve",), ("status",), ("chat",), ("replay",), ("plan",)]
+    assert sorted(leaves(COMMANDS)) == sorted([*alone, *configs, *benches, *simulations])
 
 
 @pytest.mark.parametrize("words", leaves(COMMANDS), ids=" ".join)
