@@ -153,6 +153,5 @@ def differences(before: ClusterConfig, after: ClusterConfig) -> dict[str, object
 
 def _unknown(name: str, known: Iterable[str]) -> ConfigError:
     names = sorted(known)
-    return ConfigError(
-        f"{name[:SHOWN_CHARS_MAX]}: no such setting{hint(name, names) or ': there are ' + ', '.join(names)}"
-    )
+    advice = hint(name, names) or f": there are {', '.join(names)}"
+    return ConfigError(f"{name[:SHOWN_CHARS_MAX]}: no such setting{advice}")

@@ -125,7 +125,7 @@ class Setting:
     def check(self, value: object, where: str) -> Any:
         """`value` as this setting's type and within its limits."""
         if self.kind is float and type(value) is int:
-            value = float(value)
+            value = _float(value)
         if self.kind == tuple[str, ...]:
             if not isinstance(value, list) or not all(isinstance(part, str) for part in value):
                 raise ConfigError(f"{where}: {shown(value)} is not a list of strings")
@@ -142,7 +142,8 @@ class Setting:
         if isinstance(value, int | float):
             low = self.minimum if self.minimum is not None else -math.inf
             high = self.maximum if self.maximum is not None else math.inf
-            if not math.isfinite(value) or not low <= value <= high:
+            # Integers of any length compare, but not all of them are a float: so no isfinite.
+            if not low <= value <= high or value in (math.inf, -math.inf):
                 raise ConfigError(f"{where}: {shown(value)} is not {self.limits() or 'a finite number'}")
 
     def limits(self) -> str:
@@ -242,6 +243,14 @@ def _number(kind: object, text: str, where: str) -> int | float:
     except ValueError:
         wanted = "an integer" if kind is int else "a number"
         raise ConfigError(f"{where}: {shown(text)} is not {wanted}") from None
+
+
+def _float(value: int) -> float:
+    """Infinite where it is beyond what a float can be."""
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
 
 
 def shown(value: object) -> str:

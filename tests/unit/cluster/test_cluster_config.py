@@ -71,8 +71,9 @@ def test_a_bad_setting_is_refused_by_name_and_limit(name: str, text: str, said: 
         ("strategy", "x" * 60_000),
         ("strategy", list(range(9_000))),
         ("adaptive", "y" * 60_000),
-        ("replication_requests_min", int("9" * 4_000)),
+        ("replication_requests_min", 10**4_000),
     ],
+    ids=lambda value: type(value).__name__,
 )
 def test_what_is_long_is_refused_in_one_line_that_can_be_read(name: str, value: object) -> None:
     with pytest.raises(ConfigError) as refusal:
@@ -82,6 +83,14 @@ def test_what_is_long_is_refused_in_one_line_that_can_be_read(name: str, value: 
     with pytest.raises(ConfigError) as refusal:
         with_settings({}, {"z" * 60_000: "1"})
     assert len(str(refusal.value)) < 400
+
+
+@pytest.mark.parametrize("value", [10**400, -(10**400)])
+def test_an_integer_beyond_all_floats_is_refused(value: int) -> None:
+    with pytest.raises(ConfigError, match=r"^replication_requests_min: .* is not from 2 to 1000000$"):
+        config_of({"replication_requests_min": value})
+    with pytest.raises(ConfigError, match=r"^ttft_ms_default: -?inf is not from 0.0 to 3600000.0$"):
+        config_of({"ttft_ms_default": value})
 
 
 def test_a_change_is_refused_where_something_else_that_is_set_is_bad() -> None:
