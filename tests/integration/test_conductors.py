@@ -58,14 +58,14 @@ def counted(stack: LooseStack, conductor: str, name: str) -> float:
     return metrics(stack.url(conductor)).value(f"moonpool_conductor_{name}")
 
 
-async def placed(bus: Bus, fingerprint: str, name: str) -> Placement:
+async def placed(bus: Bus, fingerprint: str, name: str, prompt_tokens: int = PROMPT_TOKENS) -> Placement:
     """What any of the conductors answers."""
     request = ScheduleRequest(
         request_id=RequestId(name),
         attempt=0,
         model="tiny",
         fingerprint=fingerprint,
-        prompt_tokens=PROMPT_TOKENS,
+        prompt_tokens=prompt_tokens,
         output_tokens_max=OUTPUT_TOKENS,
         block_hashes=b"",
         deadline_s=60.0,
@@ -84,7 +84,10 @@ async def test_what_one_places_the_other_counts(stack: LooseStack) -> None:
         try:
             chosen: Counter[str] = Counter()
             for number in range(12):
-                placement = await placed(gateway.ear.bus, gateway.fingerprint, f"booked-{number}")
+                # So long that none is taken to be done before the last is asked.
+                placement = await placed(
+                    gateway.ear.bus, gateway.fingerprint, f"booked-{number}", LONG_PROMPT_TOKENS
+                )
                 chosen[placement.prefill] += 1
                 await eventually(
                     lambda asked=number + 1: all(
