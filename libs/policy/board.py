@@ -57,10 +57,11 @@ class Board:
             self._take_instances(view.instances)
         if view.bookings is not self._bookings:
             self._take_bookings(view.bookings)
-        for name in self._moved_prefills & self._instances.keys():
-            self._add_up_prefill(self._instances[name])
-        for name in self._moved_decodes & self._instances.keys():
-            self._add_up_decode(self._instances[name])
+        known = self._by_name
+        for name in self._moved_prefills & known.keys():
+            self._add_up_prefill(known[name])
+        for name in self._moved_decodes & known.keys():
+            self._add_up_decode(known[name])
         self._moved_prefills.clear()
         self._moved_decodes.clear()
 
@@ -72,7 +73,7 @@ class Board:
         return self._readable.get(fingerprint)
 
     def instance(self, name: InstanceId) -> InstanceView:
-        return self._instances[name]
+        return self._by_name[name]
 
     def queue(self, prefill: InstanceId) -> Queue:
         return self._queues.get(prefill, NO_QUEUE)
@@ -84,10 +85,10 @@ class Board:
     def arriving(self, decode: InstanceId) -> list[Arriving]:
         """What is on its way there, each request once, without what decode has reserved for already."""
         found: dict[RequestKey, Arriving] = {}
-        running = self._instances[decode].sums.running_keys
+        running = self._by_name[decode].sums.running_keys
         for (prefill, key), coming in self._queued.get(decode, {}).items():
             if key not in running and key not in found:
-                found[key] = (self._instances[prefill].heard_at_s + coming.done_s, coming)
+                found[key] = (self._by_name[prefill].heard_at_s + coming.done_s, coming)
         for booking in self._booked_for.get(decode, {}).values():
             if booking.key not in running and booking.key not in found:
                 found[booking.key] = (self._done_s[booking.request_id], booking)
@@ -117,6 +118,7 @@ class Board:
     def _build(self, instances: Instances) -> None:
         """From nothing: who there is, or what one of them can do, is another."""
         self._instances, self._bookings = instances, {}
+        self._by_name: dict[InstanceId, InstanceView] = dict(zip(instances, instances.values(), strict=True))
         names = sorted(instances)
         self.row_of: Mapping[InstanceId, int] = {name: row for row, name in enumerate(names)}
         self.holders = empty(HolderColumns, names, range(len(names)))
@@ -147,6 +149,7 @@ class Board:
 
     def _learn(self, known: InstanceView | None, instance: InstanceView) -> None:
         name, sums, cost = instance.instance, instance.sums, instance.cost
+        self._by_name[name] = instance
         if known is not None:
             _uncount(self._priorities, known.sums.priority_max)
         self._priorities[sums.priority_max] += 1
@@ -195,8 +198,8 @@ class Board:
             self._done_s.pop(booking.request_id, None)
         for booking in fresh:
             self._priorities[booking.priority] += 1
-            if booking.prefill in self._instances:
-                work_s = _work_s(booking, self._instances[booking.prefill].cost)
+            if booking.prefill in self._by_name:
+                work_s = _work_s(booking, self._by_name[booking.prefill].cost)
                 self._booked_at[booking.prefill][booking.request_id] = booking, work_s
                 self._booked_for[booking.decode][booking.request_id] = booking
         for booking in (*gone, *fresh):
