@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import BinaryIO
 
 import msgspec
-import orjson
 
 from cluster.errors import ProtocolError
 from cluster.folds import Decided, DecisionHeard, Fold, LoadHeard, Registered
@@ -69,6 +68,19 @@ _ENCODER = msgspec.json.Encoder()
 """As `cluster.wire` writes, in a fifth of the time: a conductor records loads with hundreds of requests."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Read:
+    at_s: float
+    kind: str
+    body: msgspec.Raw
+
+
+_READ = msgspec.json.Decoder(_Read)
+_BODIES: dict[str, msgspec.json.Decoder[Entry]] = {
+    kind: msgspec.json.Decoder(entry_class) for kind, entry_class in KINDS.items()
+}
+
+
 class RecordingError(Exception):
     """A recording cannot be read; the text names line and field."""
 
@@ -92,7 +104,7 @@ def decode_lines(lines: Iterable[bytes], name: str) -> Iterator[Line]:
     """RecordingError, with `name` and the line's number, for the first that is wrong. A last line without its
     line break was cut off while it was written: it is left out."""
     clock_s = -float("inf")
-    number = 0
+    number = complete = 0
     for number, data in enumerate(lines, start=1):
         if len(data) > LINE_BYTES_MAX:
             raise RecordingError(f"{name}:{number}: longer than {LINE_BYTES_MAX} bytes")
@@ -100,30 +112,31 @@ def decode_lines(lines: Iterable[bytes], name: str) -> Iterator[Line]:
             break
         try:
             line = _decoded(data)
-        except (orjson.JSONDecodeError, msgspec.ValidationError, ValueError, RecursionError) as error:
+        except (msgspec.DecodeError, ValueError, RecursionError) as error:
             raise RecordingError(f"{name}:{number}: {error}") from None
         if (number == 1) != isinstance(line.entry, Begun):
             raise RecordingError(f"{name}:{number}: kind: a recording has `begin` as its first line, only")
         if line.at_s < clock_s:
             raise RecordingError(f"{name}:{number}: at_s: {line.at_s}, before the line above")
-        clock_s = line.at_s
+        clock_s, complete = line.at_s, number
         yield line
-    if not number:
-        raise RecordingError(f"{name}: empty, no recording")
+    if not complete:
+        what = "has no complete line" if number else "empty"
+        raise RecordingError(f"{name}: {what}, no recording")
 
 
 def _decoded(data: bytes) -> Line:
-    written = msgspec.convert(orjson.loads(data), _Written)
-    entry_class = KINDS.get(written.kind)
-    if entry_class is None:
-        raise ValueError(f"kind: {written.kind[:64]!r}, must be one of {', '.join(KINDS)}")
+    read = _READ.decode(data)
+    body = _BODIES.get(read.kind)
+    if body is None:
+        raise ValueError(f"kind: {read.kind[:64]!r}, must be one of {', '.join(KINDS)}")
     try:
-        entry: Entry = msgspec.convert(written.body, entry_class)
+        entry = body.decode(read.body)
     except msgspec.ValidationError as error:
-        raise ValueError(f"body of {written.kind}: {error}") from None
+        raise ValueError(f"body of {read.kind}: {error}") from None
     if isinstance(entry, Begun) and entry.version != VERSION:
         raise ValueError(f"version: {entry.version}, this reads {VERSION}")
-    return Line(written.at_s, entry)
+    return Line(read.at_s, entry)
 
 
 def _lines(file: BinaryIO) -> Iterator[bytes]:
