@@ -76,6 +76,17 @@ def test_prefill_and_decode_apart_serve_more_than_whole_prompts_together() -> No
     assert together.trial(Split(8, coupled=4), 3.7).attainment < served - 0.05
 
 
+def test_where_one_decode_has_to_do_early_rejection_serves_more() -> None:
+    requests = trace("conversation")[:600]
+    setup = ClusterSetup(prefill=5, decode=1, node=NODE, speedup=2.0)
+    everybody, snapshot = (
+        told(requests, replace(setup, placement=PlacementLimits(admission=admission)))
+        for admission in (AdmissionMode.NONE, AdmissionMode.SNAPSHOT)
+    )
+    assert everybody.requests - everybody.served > 0
+    assert snapshot.in_targets > 1.2 * everybody.in_targets
+
+
 def test_by_the_roofline_prefill_is_what_lacks() -> None:
     """The paper finds the best split near one to one: here decodes have room to spare, see the document."""
     requests = trace("synthetic")[:300]
