@@ -106,6 +106,7 @@ def test_neither_placed_nor_rejected_is_no_decision():
     ("lines", "told"),
     [
         ([], "f: empty"),
+        ([b"\0" * 4096], "f: has no complete line"),
         ([DECIDED_LINE], "f:1: kind: "),
         ([BEGIN_LINE.replace(b'"version":1', b'"version":2')], "f:1: version: 2, this reads 1"),
     ],
