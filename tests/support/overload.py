@@ -103,6 +103,7 @@ def _outcomes(phase: Phase, records: Sequence[Record]) -> Outcomes:
     good = [record for record in served if _in_targets(record)]
     rejected = [record for record in ended if record.outcome is Outcome.REJECTED]
     failed = [record for record in ended if record.outcome is Outcome.FAILED]
+    assert served, f"nothing was served: {_reasons(rejected)}, {_reasons(failed)}"
     ttfts_s = sorted(record.ttft_s for record in served if record.ttft_s is not None)
     tbts_s = sorted(record.tbt_s for record in served if record.tbt_s is not None)
     return Outcomes(
