@@ -46,7 +46,6 @@ class RecordedRequest:
     request_id: RequestId
     asked_unix_s: float
     """When the gateway asked for a place, by the time of day."""
-    placed: bool
     traced: TracedRequest
     """`arrived_ms` counts from the first request. Its answer has as many tokens as it had, or where it did
     not end as many as it might have had."""
@@ -83,7 +82,6 @@ class _Read:
     output_tokens: dict[RequestId, int] = field(default_factory=dict)
     first: dict[RequestId, tuple[float, Decided]] = field(default_factory=dict)
     """Of each request the first decision, and when it was asked for."""
-    placed: set[RequestId] = field(default_factory=set)
     lags_s: list[float] = field(default_factory=list)
 
 
@@ -120,8 +118,6 @@ def _read(lines: Iterable[Line]) -> _Read:
             case Decided(request=request, came_at_s=came_at_s, lag_s=lag_s) as decided:
                 read.lags_s.append(lag_s)
                 read.first.setdefault(request.request_id, (came_at_s - lag_s, decided))
-                if decided.placement is not None:
-                    read.placed.add(request.request_id)
     return read
 
 
@@ -174,7 +170,6 @@ def _request(
     return RecordedRequest(
         request.request_id,
         asked_s - read.begun_s + read.begun_unix_s,
-        request.request_id in read.placed,
         TracedRequest(
             round((asked_s - first_s) * 1e3),
             request.prompt_tokens,
