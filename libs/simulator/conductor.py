@@ -143,11 +143,8 @@ class Conductor:
     def _matches(self, request: SimulatedRequest) -> list[InstanceMatch]:
         """As kvmeta answers: longest first, then by name."""
         usable = request.usable_block_ids
-        matches = []
-        for node in self._nodes.values():
-            runs = node.pool.tier_runs(usable)
-            if runs:
-                matches.append(InstanceMatch(node.instance, sum(run.blocks for run in runs), runs))
+        found = (node.pool.match(node.instance, usable) for node in self._nodes.values())
+        matches = [match for match in found if match is not None]
         matches.sort(key=lambda match: (-match.prefix_blocks, match.instance))
         return matches
 

@@ -8,7 +8,7 @@ time. What is used comes back up, and stays below.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvindex.core import Tier, TierRun
+from kvindex.core import InstanceId, InstanceMatch, Tier, TierRun
 from policy.evict import BlockUse
 from simulator.closed_cache import ClosedCache
 from simulator.setup import NodeShape
@@ -49,14 +49,15 @@ class NodePool:
         hits = self._memory.hits(block_ids)
         return hits if self._ssd is None else max(hits, self._ssd.hits(block_ids))
 
-    def tier_runs(self, block_ids: Sequence[int]) -> tuple[TierRun, ...]:
-        """Where the leading held blocks lie."""
+    def match(self, instance: InstanceId, block_ids: Sequence[int]) -> InstanceMatch | None:
+        """Where the leading held blocks lie; None where none is held."""
         memory_blocks = self._memory.hits(block_ids)
-        runs: tuple[TierRun, ...] = (TierRun(Tier.DRAM, memory_blocks),) if memory_blocks else ()
-        if self._ssd is not None:
-            more = self._ssd.hits(block_ids) - memory_blocks
-            runs += (TierRun(Tier.SSD, more),) if more > 0 else ()
-        return runs
+        blocks = memory_blocks if self._ssd is None else max(memory_blocks, self._ssd.hits(block_ids))
+        if not blocks:
+            return None
+        in_memory = (TierRun(Tier.DRAM, memory_blocks),) if memory_blocks else ()
+        on_ssd = (TierRun(Tier.SSD, blocks - memory_blocks),) if blocks > memory_blocks else ()
+        return InstanceMatch(instance, blocks, in_memory + on_ssd)
 
     def hold(self, prefix: tuple[int, ...]) -> HeldPrefix:
         """Keep what is there of a prefix until it is released."""

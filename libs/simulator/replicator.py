@@ -119,12 +119,8 @@ class Replicator:
 
     def _holders(self, asked: Asked) -> tuple[InstanceMatch, ...]:
         block_ids = _block_ids(asked.block_hashes)
-        found = ((node, node.pool.tier_runs(block_ids)) for node in self._nodes.values())
-        return tuple(
-            InstanceMatch(node.instance, sum(run.blocks for run in runs), runs)
-            for node, runs in found
-            if runs
-        )
+        found = (node.pool.match(node.instance, block_ids) for node in self._nodes.values())
+        return tuple(match for match in found if match is not None)
 
     def _begin(self, replication: Replication) -> None:
         """The target reads what it lacks, if the source still has it."""

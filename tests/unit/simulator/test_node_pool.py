@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.simulated_clusters import ROUND_COST, ROUND_NODE, round_setup
 
-from kvindex.core import Tier, TierRun
+from kvindex.core import InstanceId, Tier, TierRun
 from policy.evict import UNKNOWN_USE, EvictionOrder
 from simulator.cluster import simulate_cluster
 from simulator.node_pool import HeldPrefix, NodePool
@@ -26,16 +26,21 @@ def pool(memory_blocks: int, ssd_blocks: int, order: EvictionOrder = EvictionOrd
     return NodePool(shape, 512)
 
 
+def runs_of(tiers: NodePool, block_ids: Sequence[int]) -> tuple[TierRun, ...]:
+    match = tiers.match(InstanceId("one"), block_ids)
+    return () if match is None else match.runs
+
+
 def test_what_goes_from_memory_lies_on_ssd_and_comes_up_when_it_is_used() -> None:
     tiers = pool(3, 6)
     tiers.use((1, 2, 3), UNKNOWN_USE)
-    assert tiers.tier_runs((1, 2, 3, 4)) == (TierRun(Tier.DRAM, 3),)
+    assert runs_of(tiers, (1, 2, 3, 4)) == (TierRun(Tier.DRAM, 3),)
     tiers.use((7, 8), UNKNOWN_USE)
-    assert tiers.tier_runs((1, 2, 3, 4)) == (TierRun(Tier.DRAM, 1), TierRun(Tier.SSD, 2))
+    assert runs_of(tiers, (1, 2, 3, 4)) == (TierRun(Tier.DRAM, 1), TierRun(Tier.SSD, 2))
     assert (tiers.hits((1, 2, 3, 4)), tiers.memory_hits((1, 2, 3, 4))) == (3, 1)
     tiers.use((1, 2, 3), UNKNOWN_USE)
-    assert tiers.tier_runs((1, 2, 3)) == (TierRun(Tier.DRAM, 3),)
-    assert tiers.tier_runs((7, 8)) == (TierRun(Tier.SSD, 2),)
+    assert runs_of(tiers, (1, 2, 3)) == (TierRun(Tier.DRAM, 3),)
+    assert runs_of(tiers, (7, 8)) == (TierRun(Tier.SSD, 2),)
     assert tiers.evicted_blocks == 0
     tiers.check_integrity()
 
@@ -44,7 +49,7 @@ def test_without_ssd_what_goes_is_gone() -> None:
     tiers = pool(3, 0)
     tiers.use((1, 2, 3), UNKNOWN_USE)
     tiers.use((7, 8), UNKNOWN_USE)
-    assert tiers.tier_runs((1, 2, 3)) == (TierRun(Tier.DRAM, 1),)
+    assert runs_of(tiers, (1, 2, 3)) == (TierRun(Tier.DRAM, 1),)
     assert tiers.evicted_blocks == 2
 
 
@@ -80,7 +85,7 @@ def test_tiers_are_prefix_closed_and_lose_nothing_that_has_room(
             tiers.release(holds.pop(0)[1])
         for found, _ in holds:
             assert tiers.hits(found) == len(found), "a held prefix went"
-        runs = tiers.tier_runs(chain)
+        runs = runs_of(tiers, chain)
         assert sum(run.blocks for run in runs) == tiers.hits(chain)
         assert sum(run.blocks for run in runs if run.tier is Tier.DRAM) == tiers.memory_hits(chain)
         assert tiers.memory_blocks <= memory_blocks
