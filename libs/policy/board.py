@@ -174,17 +174,15 @@ class Board:
         self, prefill: InstanceId, known: tuple[Coming, ...], queued: tuple[Coming, ...]
     ) -> None:
         """What waits from one snapshot to the next, and only gets nearer, is nothing new to its decode."""
-        gone = {coming.key: coming for coming in known}
+        before = {(coming.key, coming.decode): coming for coming in known}
+        for coming in known:
+            self._queued[coming.decode].pop((prefill, coming.key), None)
         for coming in queued:
-            before = gone.get(coming.key)
-            if before is None or not coming.brings_what(before):
-                self._moved_decodes.add(coming.decode)
-            if before is not None and before.decode == coming.decode:
-                del gone[coming.key]
             self._queued[coming.decode][prefill, coming.key] = coming
-        for coming in gone.values():
-            del self._queued[coming.decode][prefill, coming.key]
-            self._moved_decodes.add(coming.decode)
+            was = before.pop((coming.key, coming.decode), None)
+            if was is None or not coming.brings_what(was):
+                self._moved_decodes.add(coming.decode)
+        self._moved_decodes.update([coming.decode for coming in before.values()])
 
     def _take_bookings(self, bookings: Mapping[RequestId, Booking]) -> None:
         known = self._bookings

@@ -42,10 +42,9 @@ class Coming:
     """Of its reservation."""
 
     def brings_what(self, other: "Coming") -> bool:
-        """The same load to the same decode, whenever that comes."""
+        """The same load, whenever it comes."""
         return (
-            self.decode == other.decode
-            and self.kv_tokens == other.kv_tokens
+            self.kv_tokens == other.kv_tokens
             and self.samples == other.samples
             and self.blocks == other.blocks
         )

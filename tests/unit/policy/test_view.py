@@ -144,6 +144,16 @@ class TestPredictedLoad:
         assert load.kv_tokens == 160 + 160 + 1000
         assert load.blocks_pending == 11 + 64
 
+    def test_what_is_no_longer_queued_is_no_load_however_it_was_listed(self):
+        """One that a snapshot lists twice, for two decodes, makes no sense, and leaves nothing behind."""
+        twice = (queued("r", 160, "d1"), queued("r", 160, "d2"), queued("s", 160, "d1"))
+        view = with_load(QUAD, snapshot("p1", queued=twice), 1, 2, 1.0)
+        assert [outlook(view, 1.0).load(name).sequences for name in (D1, D2)] == [2, 0]
+        view = with_load(view, snapshot("p1", queued=twice[2:]), 1, 3, 2.0)
+        assert [outlook(view, 2.0).load(name).sequences for name in (D1, D2)] == [1, 0]
+        view = with_load(view, snapshot("p1"), 1, 4, 3.0)
+        assert [outlook(view, 3.0).load(name).sequences for name in (D1, D2)] == [0, 0]
+
     def test_every_sample_that_grows_is_one_more_in_a_step(self):
         view = view_of(prefill("p1"), decode("d1", replace(running("r"), samples=4), running("s")))
         assert outlook(view, 0.0).load(D1).sequences == 5
