@@ -10,6 +10,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from cluster.errors import ConfigError, ProtocolError
@@ -92,13 +93,20 @@ class FileRecorder:
                 last_s = lines[-1].at_s if lines else last_s
                 reason = self._reason(stopped, full)
             self._write(encode_line(Line(last_s, Ended(reason))))
+            self._log.info("recording ended", path=str(self.path), reason=reason)
         except (OSError, ProtocolError) as error:
-            reason = f"failed: {error}"
+            self._log.warning("recording failed", path=str(self.path), error=error)
         finally:
             self._over = True
             self._metrics.recording.set(0)
             self._file.close()
-        self._log.info("recording ended", path=self.path, reason=reason)
+            self._forget_pending()
+
+    def _forget_pending(self) -> None:
+        """Nothing of it is written any more: what waits would be kept as long as the conductor runs."""
+        with suppress(queue.Empty):
+            while True:
+                self._pending.get_nowait()
 
     def _reason(self, stopped: bool, full: bool) -> str | None:
         """Why it ends now, if it does."""

@@ -1,6 +1,7 @@
 import asyncio
 import errno
 import io
+import weakref
 from functools import partial
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from conductor import recorder as recorder_module
 from conductor.metrics import ConductorMetrics
 from conductor.recorder import FileRecorder
 from kvindex.core import InstanceId, InstanceMatch
-from policy.core import Placement
+from policy.core import InstanceState, LoadSnapshot, Placement
 from simulator.recorded_decisions import remade_decisions
 
 pytestmark = pytest.mark.unit
@@ -27,6 +28,10 @@ pytestmark = pytest.mark.unit
 BOOKING_TTL_S = 10.0
 """As the conductor's of test_scheduler."""
 FOLD = LoadHeard(snapshot("p1"), 1, 1)
+
+
+class KnownSnapshot(LoadSnapshot):
+    """One of which can be told whether somebody still has it."""
 
 
 class Recording:
@@ -103,9 +108,23 @@ def test_a_disk_that_fails_ends_the_recording_and_nothing_else(
         recording.recorder.record(FOLD, 100.0)
         recording.recorder.close()
         recording.recorder.record(FOLD, 101.0)
+    assert '"level":"warning"' in recording.log.getvalue()
     assert "No space left on device" in recording.log.getvalue()
     assert recording.value("recording") == 0
     assert recording.recorder.path.stat().st_size == 0
+
+
+def test_what_waits_for_a_disk_that_failed_is_kept_by_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Thousands of snapshots, for as long as the conductor runs."""
+    monkeypatch.setattr(recorder_module, "BATCH_LINES_MAX", 1)
+    snapshots = [KnownSnapshot(P1, (), InstanceState.SERVING) for _ in range(100)]
+    kept = [weakref.ref(one) for one in snapshots]
+    with failing(monkeypatch, "write", errno.EFBIG):
+        recording = Recording(tmp_path)
+        while snapshots:
+            recording.recorder.record(LoadHeard(snapshots.pop(), 1, 1), 100.0)
+        recording.recorder.close()
+    assert [one for one in kept if one() is not None] == []
 
 
 def test_a_folder_that_cannot_be_is_told_by_its_setting(tmp_path: Path):
