@@ -161,7 +161,7 @@ class Api:
             async with self._bodies.read(http) as body:
                 request = request_body.decode_chat(body)
             validate.check_model(request.model, self._model.limits)
-            generation = validate.check_chat(request, self._model.limits, http.headers)
+            generation = validate.check_chat(request, self._model.limits, _header_lists(http))
             prompt = await self._model.encode_chat(request.messages)
             form = ChatForm(self._header(call, "chatcmpl", generation))
             return await self._generate(http, call, generation, prompt, form)
@@ -171,7 +171,7 @@ class Api:
             async with self._bodies.read(http) as body:
                 request = request_body.decode_completion(body)
             validate.check_model(request.model, self._model.limits)
-            generation = validate.check_completion(request, self._model.limits, http.headers)
+            generation = validate.check_completion(request, self._model.limits, _header_lists(http))
             if isinstance(request.prompt, str):
                 prompt = await self._model.encode_text(request.prompt)
             else:
@@ -307,6 +307,12 @@ def _call(route: str, http: web.Request) -> Call:
 def _is_request_id(text: str) -> bool:
     """What is safe to log and to send back in a header."""
     return 0 < len(text) <= REQUEST_ID_CHARS_MAX and text.isascii() and text.isprintable()
+
+
+def _header_lists(http: web.Request) -> dict[str, str]:
+    """By name in lower case; what is given more than once is a list, as HTTP has it, and no choice of one."""
+    names = {name.lower() for name in http.headers}
+    return {name: ", ".join(http.headers.getall(name)) for name in names}
 
 
 def _json_response(status: int, body: bytes, headers: dict[str, str] | None = None) -> web.Response:

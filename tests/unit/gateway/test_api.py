@@ -388,6 +388,14 @@ async def test_a_bad_header_is_a_400_that_names_it(cluster) -> None:
     assert "reason" not in error
 
 
+async def test_a_header_that_is_given_twice_is_nobody_s_choice(cluster) -> None:
+    twice = [("x-slo-ttft-ms", "500"), ("x-slo-ttft-ms", "300")]
+    async with cluster.session.post(cluster.url + CHAT, json=chat_body(), headers=twice) as reply:
+        error = (await reply.json())["error"]
+    assert (reply.status, error["param"]) == (400, "x-slo-ttft-ms")
+    assert error["message"] == "x-slo-ttft-ms is '500, 300', must be a number from 1.0 to 3600000.0"
+
+
 async def test_without_a_conductor_it_is_503(folder) -> None:
     async with running_cluster(folder, conductor=None) as cluster:
         status, answer = await cluster.chat()
