@@ -12,6 +12,7 @@ from statistics import fmean, median
 import pytest
 
 from kvindex.core import InstanceId
+from policy.choice import PlacementLimits, Strategy
 from simulator.cluster import SimulatedRun, simulate_cluster
 from simulator.setup import REPLICATION_LIMITS, ClusterSetup, NodeJoin
 from simulator.trace import TRACE_BLOCK_TOKENS, TracedRequest
@@ -91,20 +92,34 @@ def measured(run: SimulatedRun, setup: ClusterSetup) -> ColdStart:
     )
 
 
-@pytest.mark.parametrize("replication", [False, True])
-def test_who_joins_warm_traffic_is_soon_as_good_as_its_peers_and_not_flooded(replication: bool) -> None:
+def cold_start(strategy: Strategy, replication: bool) -> ColdStart:
     setup = ClusterSetup(
         prefill=3,
         decode=3,
+        placement=PlacementLimits(strategy=strategy),
         joins=(NodeJoin(InstanceId(JOINER), JOINS_AT_S),),
         replication=replication,
         # As many as there are instances: who joins is to get one too.
         replication_limits=replace(REPLICATION_LIMITS, copies_max=6),
     )
     found = measured(simulate_cluster(list(traffic(seed=1)), setup), setup)
-    print(f"replication {replication}: {found}")
+    print(f"{strategy}, replication {replication}: {found}")
+    return found
+
+
+@pytest.mark.parametrize("replication", [False, True])
+def test_who_joins_warm_traffic_is_soon_as_good_as_its_peers_and_not_flooded(replication: bool) -> None:
+    found = cold_start(Strategy.JOINT, replication)
     assert found.reached_s is not None
     assert found.reached_s <= REACHED_S_MAX
     assert found.queue_ratio <= QUEUE_RATIO_MAX
     assert found.hit_share > GOODPUT_SHARE
     assert (found.copied_prefixes > 0) == replication
+
+
+def test_where_nobody_reads_from_others_copies_warm_who_joins() -> None:
+    cold, warmed = (cold_start(Strategy.CACHE_AWARE, replication) for replication in (False, True))
+    assert warmed.reached_s is not None
+    assert cold.reached_s is None or warmed.reached_s < cold.reached_s
+    assert warmed.hit_share > cold.hit_share
+    assert warmed.queue_ratio <= QUEUE_RATIO_MAX
