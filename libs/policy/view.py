@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from kvindex.core import InstanceId
 from policy.board import Board
 from policy.core import (
+    ENDED_LISTED_MAX,
     CostCoefficients,
     EndedRequest,
     InstanceState,
@@ -181,11 +182,15 @@ def with_placement(
     priority: int = 0,
     elsewhere: bool = False,
 ) -> ClusterView:
-    """Books what a placement will bring; one on an instance that we do not know (yet) changes nothing."""
-    prefill = view.instances.get(placement.prefill)
-    if prefill is None or placement.decode not in view.instances:
+    """Books what a placement will bring; one on instances that we do not know (yet), or that could never hold
+    it, changes nothing."""
+    prefill, decode = view.instances.get(placement.prefill), view.instances.get(placement.decode)
+    if prefill is None or decode is None:
         return view
     prefix_tokens = placement.prefix_blocks * prefill.block_tokens
+    blocks = reserved_blocks(max(prompt_tokens, prefix_tokens), prefill.block_tokens, samples)
+    if blocks > min(prefill.blocks, decode.blocks):
+        return view
     booking = Booking(
         request_id=placement.request_id,
         attempt=placement.attempt,
@@ -194,7 +199,7 @@ def with_placement(
         new_tokens=max(0, prompt_tokens - prefix_tokens),
         prefix_tokens=prefix_tokens,
         booked_at_s=now_s,
-        blocks=reserved_blocks(max(prompt_tokens, prefix_tokens), prefill.block_tokens, samples),
+        blocks=blocks,
         samples=samples,
         priority=priority,
         output_tokens_expected=placement.output_tokens_expected,
@@ -236,5 +241,5 @@ def _without_listed(
 def _newly_ended(known: LoadSnapshot | None, load: LoadSnapshot) -> tuple[EndedRequest, ...]:
     """What ended before we first heard of the instance counts too: it is as telling."""
     known_total = 0 if known is None else known.ended_total
-    new = min(max(0, load.ended_total - known_total), len(load.ended))
+    new = min(max(0, load.ended_total - known_total), len(load.ended), ENDED_LISTED_MAX)
     return load.ended[len(load.ended) - new :]

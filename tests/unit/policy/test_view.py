@@ -18,7 +18,8 @@ from tests.support.views import (
 )
 
 from kvindex.core import InstanceId
-from policy.core import Placement, RequestId
+from policy.core import ENDED_LISTED_MAX, EndedRequest, Placement, RequestId
+from policy.lengths import EVERYBODY
 from policy.predict import outlook
 from policy.view import (
     Booking,
@@ -174,3 +175,25 @@ def test_one_booking_a_request_that_of_its_highest_attempt(drawn):
     assert {name: known.attempt for name, known in view.bookings.items()} == highest
     ahead = outlook(view, 0.0)
     assert ahead.backlog(P1).requests + ahead.backlog(P2).requests == len(highest)
+
+
+def test_a_placement_that_its_instances_could_never_hold_books_nothing():
+    """Another conductor's: it would stand before all others until it ran out."""
+    view = view_of(prefill("p1"), decode("d1"))
+    placement = Placement(RequestId("r"), 1, P1, D1)
+    most_tokens = (instance("x").blocks - 1) * 16
+    assert with_placement(view, placement, most_tokens, 0.0).bookings
+    for prompt_tokens, samples in ((most_tokens + 1, 1), (2**63 - 1, 1), (1, 2**62)):
+        booked = with_placement(view, placement, prompt_tokens, 0.0, samples=samples)
+        assert not booked.bookings
+
+
+def test_of_what_ended_no_more_is_learnt_than_a_snapshot_may_list():
+    view = view_of(prefill("p1"), decode("d1"))
+    ended = tuple(EndedRequest(RequestId("r"), 0, n, tenant=str(n)) for n in range(20_000))
+    learned = with_load(view, replace(snapshot("d1"), ended=ended, ended_total=10**18), 1, 2, 0.0).lengths
+    latest = range(20_000 - ENDED_LISTED_MAX, 20_000)
+    assert learned.by_group == {
+        **{(str(n), b""): (n,) for n in latest},
+        EVERYBODY: tuple(latest),
+    }
