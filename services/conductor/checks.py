@@ -12,12 +12,17 @@ from policy.core import PRIORITY_MAX, PRIORITY_MIN, Placement, ScheduleRequest
 EXCLUDED_MAX = 128
 """Instances that a request names as better avoided: more than a gateway can be told to try."""
 
+TEXT_CHARS_MAX = 1024
+"""Of a name that a request brings: it is kept with bookings, learnt lengths and recordings."""
+
 
 def checked_request(body: object) -> ScheduleRequest:
     if not isinstance(body, ScheduleRequest):
         raise ProtocolError(f"{type(body).__name__} is no schedule request")
     _check_work(body)
     _check_least("output_tokens_max", body.output_tokens_max, 1)
+    _check_text("model", body.model)
+    _check_text("tenant", body.tenant)
     if len(body.excluded) > EXCLUDED_MAX:
         raise ProtocolError(f"excluded: {len(body.excluded)} instances, must be at most {EXCLUDED_MAX}")
     blocks, rest = divmod(len(body.block_hashes), HASH_BYTES)
@@ -53,6 +58,7 @@ def checked_matches(body: object, blocks_asked: int) -> tuple[InstanceMatch, ...
 
 
 def _check_work(body: ScheduleRequest | Decision) -> None:
+    _check_text("request_id", body.request_id)
     _check_least("prompt_tokens", body.prompt_tokens, 1)
     _check_least("samples", body.samples, 1)
     _check_least("attempt", body.attempt, 0)
@@ -71,3 +77,8 @@ def _check_placement(placement: Placement, decision: Decision) -> None:
 def _check_least(name: str, value: int, least: int) -> None:
     if value < least:
         raise ProtocolError(f"{name}: {value}, must be at least {least}")
+
+
+def _check_text(name: str, text: str) -> None:
+    if len(text) > TEXT_CHARS_MAX:
+        raise ProtocolError(f"{name}: {len(text)} characters, must be at most {TEXT_CHARS_MAX}")
