@@ -27,6 +27,9 @@ from policy.view import ClusterView
 FRESH_LOAD_S_MAX = 0.25
 """Nobody is turned away for loads that are older than the request, which come 10 times a second: so long
 they are waited for."""
+FRESH_LOAD_WAITS_MAX = 64
+"""Requests that wait for them at once; further ones are turned away by the loads that there are. Or a crowd
+that cannot be served would take all the places where others are decided, and have them wait too."""
 PASSING_REASONS = frozenset({RejectReason.OVERLOADED, RejectReason.TTFT, RejectReason.TBT})
 
 
@@ -62,6 +65,7 @@ class Scheduler:
         self._clock = clock
         self._match_timeout_s = match_timeout_ms / 1e3
         self._in_flight = 0
+        self._waiting = 0
 
     @property
     def in_flight(self) -> int:
@@ -76,8 +80,8 @@ class Scheduler:
         try:
             matches = await self._match(request, received.trace)
             decision = self._decide(request, matches, came)
-            if isinstance(decision, Rejection) and decision.reason in PASSING_REASONS:
-                await self._state.busy_heard_since(came.at_s, FRESH_LOAD_S_MAX)
+            if self._may_pass(decision):
+                await self._fresh_loads(came.at_s)
                 decision = self._decide(request, matches, came)
             self._count(decision)
             self._metrics.decision_s.observe(self._clock() - came.at_s)
@@ -85,6 +89,19 @@ class Scheduler:
         finally:
             self._in_flight -= 1
         return decision
+
+    def _may_pass(self, decision: Placement | Rejection) -> bool:
+        """Fresh loads may say something else, and there is a place to wait for them."""
+        if self._waiting >= FRESH_LOAD_WAITS_MAX:
+            return False
+        return isinstance(decision, Rejection) and decision.reason in PASSING_REASONS
+
+    async def _fresh_loads(self, came_at_s: float) -> None:
+        self._waiting += 1
+        try:
+            await self._state.busy_heard_since(came_at_s, FRESH_LOAD_S_MAX)
+        finally:
+            self._waiting -= 1
 
     async def _match(self, request: ScheduleRequest, trace: TraceContext | None) -> tuple[InstanceMatch, ...]:
         """What kvmeta knows of the prompt; nothing where it does not answer in time."""

@@ -16,9 +16,10 @@ from cluster.metrics import ServiceMetrics
 from cluster.testing import FakeBroker, FakeBus
 from cluster.wire import encode
 from conductor.cluster_state import ClusterState, Recorder
+from conductor.config import ConductorConfig
 from conductor.metrics import ConductorMetrics
 from conductor.policy_limits import PolicyLimits
-from conductor.scheduler import Scheduler
+from conductor.scheduler import FRESH_LOAD_WAITS_MAX, Scheduler
 from kvindex.core import InstanceMatch, Tier, TierRun
 from policy.choice import PlacementLimits
 from policy.core import EndedRequest, Placement, Rejection, RejectReason, RequestId, Role
@@ -68,7 +69,12 @@ class Conductor:
         await self.state.start()
         self.state.registry_changed(QUAD)
         await self.state.described()
-        await self.bus.subscribe(subject, self.scheduler.schedule, queue=subjects.CONDUCTOR_QUEUE)
+        await self.bus.subscribe(
+            subject,
+            self.scheduler.schedule,
+            queue=subjects.CONDUCTOR_QUEUE,
+            concurrency_max=ConductorConfig().decisions_in_flight_max,
+        )
 
     def count(self, name: str, value: str, label: str = "outcome") -> float:
         return self.metrics.registry.get_sample_value(f"moonpool_conductor_{name}_total", {label: value}) or 0
@@ -156,6 +162,23 @@ async def test_a_load_that_goes_on_or_is_not_told_turns_away(stage: Stage):
         assert isinstance(rejection, Rejection)
         assert rejection.reason is RejectReason.TTFT
     assert stage.conductor.count("decisions", "ttft") == 2
+
+
+async def test_a_crowd_that_cannot_be_served_leaves_places_to_decide_others(stage: Stage):
+    """All wait for loads that do not come; who can be placed is placed meanwhile."""
+    for name in ("p1", "p2"):
+        await stage.tell_load(snapshot(name, queued=(queued("long", 1_000_000),)))
+    await eventually(lambda: all(stage.conductor.state.current().instances[name].load for name in (P1, P2)))
+    stage.clock.now_s += 0.1
+    crowd = [
+        asyncio.create_task(stage.ask(request(f"r{number}", ttft_ms_max=1.0)))
+        for number in range(4 * FRESH_LOAD_WAITS_MAX)
+    ]
+    await eventually(lambda: stage.conductor.scheduler.in_flight == FRESH_LOAD_WAITS_MAX)
+    assert isinstance(await stage.ask(request("patient", deadline_s=1e6)), Placement)
+    assert not all(asked.done() for asked in crowd)
+    answers = await asyncio.gather(*crowd)
+    assert {type(answer) for answer in answers} == {Rejection}
 
 
 async def test_a_prefix_of_another_instance_is_used_and_told(stage: Stage):
