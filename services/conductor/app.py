@@ -56,6 +56,7 @@ class ConductorApp:
             context.log,
             time.monotonic,
             match_timeout_ms=config.match_timeout_ms,
+            placed=self._limits.placed,
         )
         self._subscription: Subscription | None = None
 

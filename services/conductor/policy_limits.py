@@ -64,14 +64,19 @@ class PolicyLimits:
         """As they were found best by now."""
         return adapt.tuned(self._current, self._adaptation)
 
-    def deciding(self, request: ScheduleRequest, view: ClusterView, now_s: float) -> PlacementLimits:
-        """In force for a decision on `request`."""
+    def deciding(self, view: ClusterView, now_s: float) -> PlacementLimits:
+        """In force for a decision by what the view says."""
         if not self._current.adaptive:
             return self._current
-        if not request.attempt:
-            self._adaptation = adapt.asked(self._adaptation, request.ttft_ms_max, self._current)
+        self._adaptation = adapt.asked(self._adaptation, None, self._current)
         self._adaptation = adapt.pressed(self._adaptation, view, now_s)
         return self.tuned()
+
+    def placed(self, request: ScheduleRequest) -> None:
+        """Its target could be met, as far as was predicted: it counts among those that requests name. To name
+        one that cannot be met costs nothing, and would set the price of work for all others."""
+        if self._current.adaptive and not request.attempt:
+            self._adaptation = adapt.asked(self._adaptation, request.ttft_ms_max, self._current)
 
     def answered(self, outcomes: Outcomes, now_s: float) -> None:
         """What became of requests since the last time."""

@@ -41,8 +41,8 @@ class _Coming:
     lag_s: float
 
 
-LimitsFor = Callable[[ScheduleRequest, ClusterView, float], PlacementLimits]
-"""What holds for a decision on a request, by the view at that moment."""
+LimitsFor = Callable[[ClusterView, float], PlacementLimits]
+"""What holds for a decision, by the view at that moment."""
 
 
 class Scheduler:
@@ -56,8 +56,11 @@ class Scheduler:
         clock: Callable[[], float],
         *,
         match_timeout_ms: float,
+        placed: Callable[[ScheduleRequest], None],
     ) -> None:
+        """`placed` is told of each request that got a placement."""
         self._bus = bus
+        self._placed = placed
         self._state = state
         self._limits = limits
         self._metrics = metrics
@@ -83,6 +86,8 @@ class Scheduler:
             if self._may_pass(decision):
                 await self._fresh_loads(came.at_s)
                 decision = self._decide(request, matches, came)
+            if isinstance(decision, Placement):
+                self._placed(request)
             self._count(decision)
             self._metrics.decision_s.observe(self._clock() - came.at_s)
             await self._tell(request, matches, decision, received.trace)
@@ -132,7 +137,7 @@ class Scheduler:
         """Of one moment, with one answer of what the limits are: it can be made again from what is folded."""
         now_s = self._clock()
         view = self._state.as_of(now_s)
-        limits = self._limits(request, view, now_s)
+        limits = self._limits(view, now_s)
         decision = place(view, request, matches, limits, now_s)
         placement, rejection = (decision, None) if isinstance(decision, Placement) else (None, decision)
         self._state.fold(

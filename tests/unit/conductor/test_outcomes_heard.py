@@ -1,7 +1,7 @@
 """What gateways tell counts once, and tunes the limits of a conductor that may tune them."""
 
 import pytest
-from tests.support.views import decode, prefill, queued, request, view_of
+from tests.support.views import decode, prefill, queued, view_of
 
 from cluster.cluster_config import ClusterConfig
 from cluster.logs import Level, Logger
@@ -65,21 +65,21 @@ def test_limits_that_may_not_tune_themselves_stay_as_they_are():
     limits = PolicyLimits(PlacementLimits(ttft_ms_default=1000.0, kvcache_balancing_threshold=3.0))
     for number in range(100):
         limits.answered(Outcomes(missed=100), number)
-        assert limits.deciding(request(attempt=0), BUSY, float(number)) == limits.current()
+        assert limits.deciding(BUSY, float(number)) == limits.current()
     assert limits.tuned() == limits.current()
 
 
 def test_what_was_found_is_in_force_until_the_cluster_says_otherwise():
     base = PlacementLimits(ttft_ms_default=10_000.0, adaptive=True)
     limits = PolicyLimits(base)
-    assert limits.deciding(request(attempt=0), BUSY, 0.0) == base
+    assert limits.deciding(BUSY, 0.0) == base
     for number in range(60):
-        limits.deciding(request(attempt=0), BUSY, float(number))
+        limits.deciding(BUSY, float(number))
     limits.answered(Outcomes(missed=10), 60.0)
     assert limits.tuned().work_price > 1.0
     assert limits.tuned().target_share < 1.0
     assert limits.current() == base
     limits.configure(ClusterConfig(adaptive=False))
-    assert limits.deciding(request(attempt=0), BUSY, 61.0) == limits.current()
+    assert limits.deciding(BUSY, 61.0) == limits.current()
     limits.configure(ClusterConfig(adaptive=True))
     assert limits.tuned() == limits.current()

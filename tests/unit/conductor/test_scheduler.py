@@ -1,6 +1,7 @@
 import asyncio
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from tests.support.eventually import Clock, eventually
@@ -36,6 +37,7 @@ QUAD = registry(
     gateway("g1"),
 )
 ASK_TIMEOUT_S = 5.0
+_LIMITS = PlacementLimits()
 
 
 class Conductor:
@@ -48,6 +50,7 @@ class Conductor:
         clock: Clock,
         match_timeout_ms: float = 2000,
         recorder: Recorder | None = None,
+        limits: PlacementLimits = _LIMITS,
     ) -> None:
         self.bus: FakeBus = broker.bus(name)
         self.metrics = ServiceMetrics()
@@ -55,14 +58,16 @@ class Conductor:
         self.state = ClusterState(
             self.bus, log, clock, booking_ttl_s=10.0, describe_timeout_s=1.0, recorder=recorder
         )
+        self.limits = PolicyLimits(limits)
         self.scheduler = Scheduler(
             self.bus,
             self.state,
-            PolicyLimits(PlacementLimits()).deciding,
+            self.limits.deciding,
             ConductorMetrics(self.metrics.registry),
             log,
             clock,
             match_timeout_ms=match_timeout_ms,
+            placed=self.limits.placed,
         )
 
     async def start(self, subject: str = subjects.SCHEDULE) -> None:
@@ -179,6 +184,23 @@ async def test_a_crowd_that_cannot_be_served_leaves_places_to_decide_others(stag
     assert not all(asked.done() for asked in crowd)
     answers = await asyncio.gather(*crowd)
     assert {type(answer) for answer in answers} == {Rejection}
+
+
+async def test_targets_that_cannot_be_met_set_no_price_for_others(stage: Stage):
+    """They are refused, which costs nobody anything: whoever names them could do so all day."""
+    adaptive = PlacementLimits(adaptive=True)
+    conductor = stage.conductor = Conductor(stage.broker, "conductor-2", stage.clock, limits=adaptive)
+    await conductor.start(subjects.SCHEDULE_STANDBY)
+    ask = partial(stage.ask, subject=subjects.SCHEDULE_STANDBY)
+    assert isinstance(await ask(request("honest", attempt=0, ttft_ms_max=10_000.0)), Placement)
+    for moment in range(4):
+        stage.clock.now_s += 0.01
+        for name in ("p1", "p2"):
+            await stage.tell_load(snapshot(name, queued=(queued("work", 300),)))
+        names = [f"r{moment}-{number}" for number in range(60)]
+        refused = await asyncio.gather(*(ask(request(name, attempt=0, ttft_ms_max=1.0)) for name in names))
+        assert {type(answer) for answer in refused} == {Rejection}
+    assert conductor.limits.tuned().work_price == 1.0
 
 
 async def test_a_prefix_of_another_instance_is_used_and_told(stage: Stage):
