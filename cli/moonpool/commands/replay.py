@@ -99,14 +99,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=positive(TARGET_MS_MAX),
         default=TTFT_TARGET_MS_DEFAULT,
         metavar="MS",
-        help=f"target of the time to first token (default {TTFT_TARGET_MS_DEFAULT:g})",
+        help="target of the time to first token, to judge answers by: requests do not carry it "
+        f"(default {TTFT_TARGET_MS_DEFAULT:g})",
     )
     parser.add_argument(
         "--tbt-ms",
         type=positive(TARGET_MS_MAX),
         default=TBT_TARGET_MS_DEFAULT,
         metavar="MS",
-        help=f"target of the time between tokens (default {TBT_TARGET_MS_DEFAULT:g})",
+        help=f"target of the time between tokens, likewise (default {TBT_TARGET_MS_DEFAULT:g})",
     )
     parser.add_argument(
         "--in-flight-max",

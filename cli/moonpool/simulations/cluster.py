@@ -81,7 +81,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=positive(SPEEDUP_MAX),
         default=1.0,
         metavar="X",
-        help="arrivals, so many times as fast",
+        help="arrivals, so many times as fast (default 1)",
     )
     parser.add_argument(
         "--fail",
@@ -89,8 +89,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="INSTANCE@S[:S]",
-        help="an instance (prefill-0, decode-1, coupled-2, numbered over all) is gone at a time, and back at "
-        "a later one or never; may be given several times",
+        help="an instance is gone at a time, and back at a later one or never; may be given several times; "
+        "numbers run on from prefill to decode to coupled: of two and two the last is decode-3",
     )
     parser.add_argument(
         "--join",
@@ -98,7 +98,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="INSTANCE@S",
-        help="an instance comes at a time, empty; may be given several times",
+        help="an instance, one of those counted, comes only at a time, empty; may be given several times",
     )
     add_cluster_arguments(parser, AdmissionMode.PREDICTIVE)
 

@@ -25,7 +25,12 @@ def add_cluster_arguments(parser: argparse.ArgumentParser, admission: AdmissionM
     tokens = whole_number(1, TOKENS_MAX)
     step_tokens = whole_number(NODE.batch_requests_max + 1, STEP_TOKENS_MAX)
     target = seconds(TARGET_S_MAX)
-    parser.add_argument("--policy", choices=[*Strategy], default=Strategy.JOINT.value, help="placement")
+    parser.add_argument(
+        "--policy",
+        choices=[*Strategy],
+        default=Strategy.JOINT.value,
+        help=f"placement (default {Strategy.JOINT})",
+    )
     parser.add_argument(
         "--admission",
         choices=[*AdmissionMode],
@@ -37,7 +42,7 @@ def add_cluster_arguments(parser: argparse.ArgumentParser, admission: AdmissionM
         "--efficiency",
         type=positive(1.0),
         default=1.0,
-        help="share of the data sheet's rates that is reached",
+        help="share of the data sheet's rates that is reached (default 1)",
     )
     parser.add_argument(
         "--pool-tokens",
@@ -57,7 +62,7 @@ def add_cluster_arguments(parser: argparse.ArgumentParser, admission: AdmissionM
         "--eviction",
         choices=[*EvictionOrder],
         default=EvictionOrder.LRU.value,
-        help="which of them goes first",
+        help=f"which of them goes first (default {EvictionOrder.LRU})",
     )
     parser.add_argument(
         "--step-tokens",
@@ -66,21 +71,33 @@ def add_cluster_arguments(parser: argparse.ArgumentParser, admission: AdmissionM
         metavar="N",
         help=f"of a coupled instance, in one step (default {NODE.coupled_step_tokens_max})",
     )
-    parser.add_argument("--ttft-s", type=target, default=DEFAULTS.ttft_s_max, metavar="S", help="target")
-    parser.add_argument("--tbt-s", type=target, default=DEFAULTS.tbt_s_max, metavar="S", help="target")
+    parser.add_argument(
+        "--ttft-s",
+        type=target,
+        default=DEFAULTS.ttft_s_max,
+        metavar="S",
+        help=f"target of the time to first token (default {DEFAULTS.ttft_s_max:g})",
+    )
+    parser.add_argument(
+        "--tbt-s",
+        type=target,
+        default=DEFAULTS.tbt_s_max,
+        metavar="S",
+        help=f"target of the time between tokens (default {DEFAULTS.tbt_s_max:g})",
+    )
     parser.add_argument(
         "--tbt-measure",
         choices=[*TbtMeasure],
         default=DEFAULTS.tbt_measure.value,
         help="of a request's gaps between tokens: the mean of the longest tenth, as FAST'25 has it, the one "
-        "that a tenth are longer than, or the mean of all",
+        f"that a tenth are longer than, or the mean of all (default {DEFAULTS.tbt_measure})",
     )
     parser.add_argument(
         "--conductors",
         type=whole_number(1, CONDUCTORS_MAX),
         default=DEFAULTS.conductors,
         metavar="N",
-        help="that place requests in turn",
+        help=f"that share the requests by their names (default {DEFAULTS.conductors})",
     )
     parser.add_argument(
         "--replication", action="store_true", help="hot prefixes are copied to where they are not yet"
@@ -90,17 +107,21 @@ def add_cluster_arguments(parser: argparse.ArgumentParser, admission: AdmissionM
         type=positive(THRESHOLD_MAX),
         default=DEFAULTS.placement.kvcache_balancing_threshold,
         metavar="X",
-        help="of kvcache_centric: how much longer another's prefix must be to be read",
+        help="of kvcache_centric: how many times as long another's prefix must be to be read "
+        f"(default {DEFAULTS.placement.kvcache_balancing_threshold:g})",
     )
     parser.add_argument(
         "--target-share",
         type=positive(1.0),
         default=DEFAULTS.placement.target_share,
         metavar="SHARE",
-        help="of the targets, that predictions are held to",
+        help=f"of the targets, that predictions are held to (default {DEFAULTS.placement.target_share:g}; "
+        "a live conductor's is 0.95)",
     )
     parser.add_argument(
-        "--adaptive", action="store_true", help="thresholds, margins and weights tune themselves"
+        "--adaptive",
+        action="store_true",
+        help="thresholds, margins and weights tune themselves, as a live conductor's do by default",
     )
 
 

@@ -32,7 +32,14 @@ def add_workload_arguments(parser: argparse.ArgumentParser, rate: str) -> None:
     parser.add_argument(
         "--no-reuse", action="store_true", help="no block comes twice: as if every prompt were new"
     )
-    parser.add_argument("--seed", type=whole_number(0, SEED_MAX), default=0, metavar="S")
+    parser.add_argument(
+        "--seed",
+        type=whole_number(0, SEED_MAX),
+        default=0,
+        metavar="S",
+        help="names the requests, by which equal instances are told apart, and draws those of a data set "
+        "(default 0)",
+    )
 
 
 def read_workload(options: argparse.Namespace) -> list[TracedRequest]:
