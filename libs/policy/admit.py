@@ -24,7 +24,7 @@ from policy.choice import AdmissionMode, PlacementLimits
 from policy.columns import Floats
 from policy.core import RejectReason, RequestId, ScheduleRequest
 from policy.cost import step_s
-from policy.forecast import Forecast, Stay, drains_at_s, forecast, room_at_blocks, step_peak_s
+from policy.forecast import Forecast, Stay, drains_at_s, forecast, room_during_blocks, step_peak_s
 from policy.place_decode import DecodeCandidate, DecodeCandidates
 from policy.place_prefill import PrefillCandidate
 from policy.predict import Outlook, present_load, step_with_s
@@ -135,12 +135,7 @@ def with_room(joining: Joining, candidates: DecodeCandidates) -> DecodeCandidate
         return candidates
     if len(roomy) or mode is not AdmissionMode.PREDICTIVE:
         return candidates.take(roomy)
-    wait_s = joining.prefill.backlog.wait_s
-    later = [
-        place
-        for place, candidate in _roomiest(joining, candidates)
-        if room_at_blocks(_forecast(joining, candidate), wait_s) >= _blocks_wanted(joining, candidate)
-    ]
+    later = [place for place, candidate in _roomiest(joining, candidates) if _finds_room(joining, candidate)]
     return candidates.take(np.array(later, np.intp))
 
 
@@ -196,6 +191,13 @@ def _spare_blocks(joining: Joining, candidates: DecodeCandidates) -> Floats:
     return columns.free_blocks - columns.pending_blocks - (candidates.blocks + left_free)
 
 
+def _finds_room(joining: Joining, candidate: DecodeCandidate) -> bool:
+    """With what is expected to end, and to come, from when it reserves to its end."""
+    seen = _forecast(joining, candidate)
+    stay = _stay(joining, candidate, seen)
+    return room_during_blocks(seen, stay) >= stay.blocks
+
+
 def _roomiest(joining: Joining, candidates: DecodeCandidates) -> list[tuple[int, DecodeCandidate]]:
     """And the place of each."""
     most = np.argsort(-_spare_blocks(joining, candidates), kind="stable")[:FORECASTS_MAX]
@@ -225,10 +227,12 @@ def _forecast(joining: Joining, candidate: DecodeCandidate) -> Forecast:
 def _stay(joining: Joining, candidate: DecodeCandidate, seen: Forecast) -> Stay:
     """As far as the horizon reaches; what arrives behind it meets what will be there then."""
     request, begins_s = joining.request, joining.prefill.ttft_s
+    reserves_s = joining.prefill.backlog.wait_s
     ends_s = begins_s + joining.output_tokens_expected * seen.pace_s
     ends_s = max(begins_s, min(ends_s, joining.limits.decode_horizon_s))
     kv_tokens = request.samples * request.prompt_tokens
-    return Stay(begins_s, ends_s, request.samples, kv_tokens, _blocks_wanted(joining, candidate))
+    blocks = _blocks_wanted(joining, candidate)
+    return Stay(reserves_s, begins_s, ends_s, request.samples, kv_tokens, blocks)
 
 
 def _drain_s(joining: Joining, candidates: Sequence[DecodeCandidate]) -> float:

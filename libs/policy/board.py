@@ -28,8 +28,8 @@ from policy.load_sums import Coming, DecodeLoad, RequestKey
 if TYPE_CHECKING:
     from policy.view import Booking, ClusterView, InstanceView
 
-Arriving: TypeAlias = "tuple[float, Coming | Booking]"
-"""What is on its way to a decode, and when its prefill is done by the conductor's clock."""
+Arriving: TypeAlias = "tuple[float, float, Coming | Booking]"
+"""What is on its way to a decode, after when its prefill begins and is done by the conductor's clock."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,10 +88,11 @@ class Board:
         running = self._by_name[decode].sums.running_keys
         for (prefill, key), coming in self._queued.get(decode, {}).items():
             if key not in running and key not in found:
-                found[key] = (self._by_name[prefill].heard_at_s + coming.done_s, coming)
+                heard_at_s = self._by_name[prefill].heard_at_s
+                found[key] = (heard_at_s + coming.begins_s, heard_at_s + coming.done_s, coming)
         for booking in self._booked_for.get(decode, {}).values():
             if booking.key not in running and booking.key not in found:
-                found[booking.key] = (self._done_s[booking.request_id], booking)
+                found[booking.key] = (*self._prefilled_s[booking.request_id], booking)
         return list(found.values())
 
     def told_queues_s(self, now_s: float) -> list[float]:
@@ -138,8 +139,8 @@ class Board:
         """By decode."""
         self._booked_at: dict[InstanceId, dict[RequestId, tuple[Booking, float]]] = defaultdict(dict)
         """By prefill, with its seconds of work there."""
-        self._done_s: dict[RequestId, float] = {}
-        """When the prefill of a booking is done."""
+        self._prefilled_s: dict[RequestId, tuple[float, float]] = {}
+        """When the prefill of a booking begins and is done."""
         self._priorities: Counter[int] = Counter()
         self._moved_prefills: set[InstanceId] = set()
         self._moved_decodes: set[InstanceId] = set()
@@ -193,7 +194,7 @@ class Board:
             _uncount(self._priorities, booking.priority)
             self._booked_at[booking.prefill].pop(booking.request_id, None)
             self._booked_for[booking.decode].pop(booking.request_id, None)
-            self._done_s.pop(booking.request_id, None)
+            self._prefilled_s.pop(booking.request_id, None)
         for booking in fresh:
             self._priorities[booking.priority] += 1
             if booking.prefill in self._by_name:
@@ -208,11 +209,12 @@ class Board:
         """A queue of its snapshot's work, then of what was booked, that drains meanwhile."""
         name, sums = prefill.instance, prefill.sums
         requests, free_at_s = len(sums.coming), prefill.heard_at_s + sums.queue_s
-        booked, done_s = self._booked_at[name], self._done_s
+        booked, prefilled_s = self._booked_at[name], self._prefilled_s
         for booking, work_s in sorted(booked.values(), key=_booked_at_s):
             booked_at_s = booking.booked_at_s
-            free_at_s = (free_at_s if free_at_s > booked_at_s else booked_at_s) + work_s
-            done_s[booking.request_id] = free_at_s
+            begins_s = free_at_s if free_at_s > booked_at_s else booked_at_s
+            free_at_s = begins_s + work_s
+            prefilled_s[booking.request_id] = begins_s, free_at_s
         requests += len(booked)
         self._queues[name] = queue = Queue(requests, free_at_s) if requests else NO_QUEUE
         if name in self._prefills:

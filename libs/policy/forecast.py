@@ -2,8 +2,8 @@
 
 A request whose prefill takes long meets another decode than the one of now: what runs has ended, what is
 still prefilling has come. That is what early rejection by prediction looks at (DESIGN §8). Every request
-is a stay from its arrival to its expected end, and grows by a token a sample and step meanwhile. Times are
-seconds from now.
+is a stay from its arrival to its expected end, and grows by a token a sample and step meanwhile; its blocks
+are taken before that, when its prefill begins. Times are seconds from now.
 """
 
 from collections.abc import Sequence
@@ -25,19 +25,22 @@ TOKENS_UNKNOWN = 4096
 class Stay:
     """Sequences that a decode steps from `begins_s` to `ends_s`."""
 
+    reserves_s: float
+    """When their blocks are taken."""
     begins_s: float
     ends_s: float
     sequences: int
     kv_tokens: int
     """At `begins_s`, of all of them."""
     blocks: int
-    """What comes free when it ends, or will be taken before."""
+    """Taken from `reserves_s` to `ends_s`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stays:
     """Several, in columns."""
 
+    reserves_s: Floats
     begins_s: Floats
     ends_s: Floats
     sequences: Floats
@@ -57,6 +60,7 @@ class Forecast:
 
 def stays_of(stays: Sequence[Stay]) -> Stays:
     return Stays(
+        np.array([stay.reserves_s for stay in stays], np.float64),
         np.array([stay.begins_s for stay in stays], np.float64),
         np.array([stay.ends_s for stay in stays], np.float64),
         np.array([stay.sequences for stay in stays], np.float64),
@@ -91,13 +95,20 @@ def step_peak_s(forecast: Forecast, stay: Stay) -> float:
     return float(step_s(forecast.instance.cost, sequences, kv_tokens).max())
 
 
-def room_at_blocks(forecast: Forecast, at_s: float) -> int:
-    """Blocks that a reservation can take at `at_s`, when those that are expected to end before it have.
-    All that is on its way and still there then counts, come or not: it was promised room."""
+def room_during_blocks(forecast: Forecast, stay: Stay) -> int:
+    """Blocks that are free for a request from when it reserves to its end, when all that is on its way takes
+    its own: the least at any moment. What reserves meanwhile was promised room; what reserves later finds
+    what the request gives back.
+
+    Between two reservations blocks only come free: there are least at one of them, or at the request's own.
+    """
     coming, present = forecast.coming, forecast.present
-    coming_blocks = int(coming.blocks[coming.ends_s > at_s].sum())
-    left_blocks = int(present.blocks[present.ends_s <= at_s].sum())
-    return room_blocks(forecast.instance, DecodeLoad(blocks_pending=coming_blocks)) + left_blocks
+    meanwhile = (coming.reserves_s > stay.reserves_s) & (coming.reserves_s < stay.ends_s)
+    at_s = np.append(coming.reserves_s[meanwhile], stay.reserves_s)
+    freed_blocks = _sums_at(present.ends_s, present.blocks, at_s)
+    taken_blocks = _sums_at(coming.reserves_s, coming.blocks, at_s)
+    given_back_blocks = _sums_at(coming.ends_s, coming.blocks, at_s)
+    return forecast.instance.free_blocks + int((freed_blocks - taken_blocks + given_back_blocks).min())
 
 
 def drains_at_s(forecast: Forecast, joining: Stay, tbt_s_max: float) -> float:
@@ -121,11 +132,20 @@ def _present(instance: InstanceView, now_s: float, pace_s: float) -> Stays:
     """Counted from when we heard of them; what should have ended since then is taken to end now."""
     running = instance.sums.running_columns
     ends_s = np.maximum(0.0, (instance.heard_at_s - now_s) + running.tokens_left * pace_s)
-    return Stays(np.zeros(len(ends_s)), ends_s, running.sequences, running.kv_tokens, running.blocks)
+    here_s = np.zeros(len(ends_s))
+    return Stays(here_s, here_s, ends_s, running.sequences, running.kv_tokens, running.blocks)
+
+
+def _sums_at(times_s: Floats, values: Floats, at_s: Floats) -> Floats:
+    """At each of `at_s`, the sum of the values whose time has come."""
+    in_order = times_s.argsort()
+    sums = np.append(0.0, values[in_order].cumsum())
+    return sums[times_s[in_order].searchsorted(at_s, side="right")]
 
 
 def _joined(*some: Stays) -> Stays:
     return Stays(
+        np.concatenate([stays.reserves_s for stays in some]),
         np.concatenate([stays.begins_s for stays in some]),
         np.concatenate([stays.ends_s for stays in some]),
         np.concatenate([stays.sequences for stays in some]),
@@ -138,4 +158,4 @@ def _coming(arrival: Arrival, pace_s: float) -> Stay:
     tokens = TOKENS_UNKNOWN if arrival.output_tokens_expected is None else arrival.output_tokens_expected
     kv_tokens = arrival.samples * arrival.kv_tokens
     ends_s = arrival.at_s + tokens * pace_s
-    return Stay(arrival.at_s, ends_s, arrival.samples, kv_tokens, arrival.blocks)
+    return Stay(arrival.reserves_s, arrival.at_s, ends_s, arrival.samples, kv_tokens, arrival.blocks)

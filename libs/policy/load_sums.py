@@ -33,8 +33,10 @@ class Coming:
 
     key: RequestKey
     decode: InstanceId
+    begins_s: float
+    """When its prefill begins, counted from the snapshot: it reserves at decode then."""
     done_s: float
-    """When its prefill is done, counted from the snapshot."""
+    """When its prefill is done."""
     kv_tokens: int
     samples: int
     output_tokens_expected: int | None
@@ -138,12 +140,14 @@ def _coming(load: LoadSnapshot, cost: CostCoefficients, block_tokens: int) -> It
         if key in listed:  # a second time it is no further request, wherever that one goes
             continue
         listed.add(key)
+        begins_s = done_s
         if request.new_tokens:  # else it is computed, and only being handed over
             done_s += prefill_s(cost, request.new_tokens, request.prefix_tokens)
         kv_tokens = request.new_tokens + request.prefix_tokens
         yield Coming(
             key,
             request.decode,
+            begins_s,
             done_s,
             kv_tokens,
             request.samples,

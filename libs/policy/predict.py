@@ -24,6 +24,8 @@ class PrefillBacklog:
 class Arrival:
     """A request on its way to a decode, which has reserved nothing for it yet."""
 
+    reserves_s: float
+    """When its prefill begins."""
     at_s: float
     """When its prefill is done."""
     kv_tokens: int
@@ -56,13 +58,14 @@ class Outlook:
     def arrivals(self, decode: InstanceId) -> list[Arrival]:
         return [
             Arrival(
+                max(0.0, begins_s - self.now_s),
                 max(0.0, done_s - self.now_s),
                 request.kv_tokens,
                 request.samples,
                 request.output_tokens_expected,
                 request.blocks,
             )
-            for done_s, request in self.board.arriving(decode)
+            for begins_s, done_s, request in self.board.arriving(decode)
         ]
 
 

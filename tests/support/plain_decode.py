@@ -13,7 +13,7 @@ from policy.admit import FORECASTS_MAX, Refusal, Targets
 from policy.choice import AdmissionMode, PlacementLimits, Strategy, spread
 from policy.core import RejectReason, ScheduleRequest
 from policy.cost import step_s, transfer_s
-from policy.forecast import Forecast, Stay, drains_at_s, forecast, room_at_blocks, step_peak_s
+from policy.forecast import Forecast, Stay, drains_at_s, forecast, room_during_blocks, step_peak_s
 from policy.load_sums import DecodeLoad
 from policy.place_decode import DecodeCandidate
 from policy.place_prefill import PrefillCandidate
@@ -135,12 +135,7 @@ def with_room(joining: PlainJoining, candidates: Sequence[DecodeCandidate]) -> l
     roomy = [candidate for candidate in candidates if _spare_blocks(joining, candidate) >= 0]
     if roomy or joining.limits.admission is AdmissionMode.NONE:
         return roomy
-    wait_s = joining.prefill.backlog.wait_s
-    return [
-        candidate
-        for candidate in _roomiest(joining, candidates)
-        if room_at_blocks(_forecast(joining, candidate), wait_s) >= _blocks_wanted(joining, candidate)
-    ]
+    return [candidate for candidate in _roomiest(joining, candidates) if _finds_room(joining, candidate)]
 
 
 def room_refusal(joining: PlainJoining, candidates: Sequence[DecodeCandidate]) -> Refusal:
@@ -179,6 +174,13 @@ def _spare_blocks(joining: PlainJoining, candidate: DecodeCandidate) -> int:
     return room_blocks(candidate.instance, candidate.load) - _blocks_wanted(joining, candidate)
 
 
+def _finds_room(joining: PlainJoining, candidate: DecodeCandidate) -> bool:
+    """With what is expected to end, and to come, from when it reserves to its end."""
+    seen = _forecast(joining, candidate)
+    stay = _stay(joining, candidate, seen)
+    return room_during_blocks(seen, stay) >= stay.blocks
+
+
 def _roomiest(joining: PlainJoining, candidates: Sequence[DecodeCandidate]) -> list[DecodeCandidate]:
     return nsmallest(FORECASTS_MAX, candidates, key=lambda candidate: -_spare_blocks(joining, candidate))
 
@@ -206,10 +208,12 @@ def _forecast(joining: PlainJoining, candidate: DecodeCandidate) -> Forecast:
 def _stay(joining: PlainJoining, candidate: DecodeCandidate, seen: Forecast) -> Stay:
     """As far as the horizon reaches; what arrives behind it meets what will be there then."""
     request, begins_s = joining.request, joining.prefill.ttft_s
+    reserves_s = joining.prefill.backlog.wait_s
     ends_s = begins_s + joining.output_tokens_expected * seen.pace_s
     ends_s = max(begins_s, min(ends_s, joining.limits.decode_horizon_s))
     kv_tokens = request.samples * request.prompt_tokens
-    return Stay(begins_s, ends_s, request.samples, kv_tokens, _blocks_wanted(joining, candidate))
+    blocks = _blocks_wanted(joining, candidate)
+    return Stay(reserves_s, begins_s, ends_s, request.samples, kv_tokens, blocks)
 
 
 def _drain_s(joining: PlainJoining, candidates: Sequence[DecodeCandidate]) -> float:

@@ -4,10 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from kvindex.core import InstanceId
+from policy.board import Arriving
 from policy.cost import prefill_s
-from policy.load_sums import Coming, DecodeLoad, RequestKey
+from policy.load_sums import DecodeLoad, RequestKey
 from policy.predict import Arrival, PrefillBacklog
-from policy.view import Booking, ClusterView
+from policy.view import ClusterView
 
 NO_BACKLOG = PrefillBacklog()
 
@@ -18,8 +19,8 @@ class PlainOutlook:
 
     now_s: float
     backlogs: Mapping[InstanceId, PrefillBacklog]
-    coming: Mapping[InstanceId, Sequence[tuple[float, Coming | Booking]]]
-    """By decode: what is on its way there, and when its prefill is done. One that nothing comes to is left
+    coming: Mapping[InstanceId, Sequence[Arriving]]
+    """By decode. One that nothing comes to is left
     out."""
     loads: Mapping[InstanceId, DecodeLoad]
     priority_max: int
@@ -28,13 +29,14 @@ class PlainOutlook:
     def arrivals(self, decode: InstanceId) -> list[Arrival]:
         return [
             Arrival(
+                max(0.0, begins_s - self.now_s),
                 max(0.0, done_s - self.now_s),
                 request.kv_tokens,
                 request.samples,
                 request.output_tokens_expected,
                 request.blocks,
             )
-            for done_s, request in self.coming.get(decode, ())
+            for begins_s, done_s, request in self.coming.get(decode, ())
         ]
 
 
@@ -42,7 +44,7 @@ def plain_outlook(view: ClusterView, now_s: float) -> PlainOutlook:
     """Each prefill is a queue of its snapshot's work, then of what was booked, that drains meanwhile."""
     requests: dict[InstanceId, int] = {}
     free_at_s: dict[InstanceId, float] = {}
-    coming: list[tuple[float, Coming | Booking]] = []
+    coming: list[Arriving] = []
     loads: dict[InstanceId, DecodeLoad] = {}
     priorities = [0]
     for name, instance in view.instances.items():
@@ -52,15 +54,19 @@ def plain_outlook(view: ClusterView, now_s: float) -> PlainOutlook:
         if sums.coming:
             requests[name] = len(sums.coming)
             free_at_s[name] = heard_at_s + sums.queue_s
-            coming += [(heard_at_s + request.done_s, request) for request in sums.coming]
+            coming += [
+                (heard_at_s + request.begins_s, heard_at_s + request.done_s, request)
+                for request in sums.coming
+            ]
     for booking in sorted(view.bookings.values(), key=lambda booking: booking.booked_at_s):
         name, booked_at_s = booking.prefill, booking.booked_at_s
         prefill = view.instances.get(name)
         if prefill is not None:
             work_s = prefill_s(prefill.cost, booking.new_tokens, booking.prefix_tokens)
             requests[name] = requests.get(name, 0) + 1
-            free_at_s[name] = max(free_at_s.get(name, prefill.heard_at_s), booked_at_s) + work_s
-            coming.append((free_at_s[name], booking))
+            begins_s = max(free_at_s.get(name, prefill.heard_at_s), booked_at_s)
+            free_at_s[name] = begins_s + work_s
+            coming.append((begins_s, free_at_s[name], booking))
         priorities.append(booking.priority)
     by_decode = _by_decode(view, coming, loads)
     backlogs = dict.fromkeys(view.instances, NO_BACKLOG)
@@ -71,15 +77,15 @@ def plain_outlook(view: ClusterView, now_s: float) -> PlainOutlook:
 
 def _by_decode(
     view: ClusterView,
-    coming: Sequence[tuple[float, Coming | Booking]],
+    coming: Sequence[Arriving],
     loads: dict[InstanceId, DecodeLoad],
-) -> dict[InstanceId, list[tuple[float, Coming | Booking]]]:
+) -> dict[InstanceId, list[Arriving]]:
     """Without what decode has reserved for already, and each request once. Adds it all to `loads`."""
-    found: dict[InstanceId, list[tuple[float, Coming | Booking]]] = {}
+    found: dict[InstanceId, list[Arriving]] = {}
     added: dict[InstanceId, list[int]] = {}
     counted: set[RequestKey] = set()
     for arriving in coming:
-        request = arriving[1]
+        request = arriving[2]
         name, key = request.decode, request.key
         decode = view.instances.get(name)
         if decode is None or key in counted or key in decode.sums.running_keys:

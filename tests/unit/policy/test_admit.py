@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from tests.support.views import D1, D2, P1, coupled, decode, prefill, queued, request, running, view_of
+from tests.support.views import D1, D2, P1, P2, coupled, decode, prefill, queued, request, running, view_of
 
 from policy.admit import LOWER_SERVED_SHARE
 from policy.choice import AdmissionMode, PlacementLimits
@@ -96,6 +96,23 @@ class TestPredictive:
         refused = place(idle, request(), (), LIMITS, 0.0)
         assert isinstance(refused, Rejection)
         assert refused.reason is RejectReason.OVERLOADED
+
+    def test_what_reserves_after_it_has_ended_needs_no_room_beside_it(self):
+        """A newcomer: it prefills at once, and is done before the other's long queue comes to its second
+        prompt. Free is room for the first and for it, not for all three."""
+        first, second = queued("first", 4000), queued("second", 1000)
+        free = (250 + 1) + (63 + 1)
+        view = view_of(prefill("p1", first, second), prefill("p2"), decode("d1", free=free))
+        less = view_of(prefill("p1", first, second), prefill("p2"), decode("d1", free=free - 1))
+        placement = place(view, request(), (), LIMITS, 0.0)
+        assert isinstance(placement, Placement)
+        assert placement.prefill == P2
+        for refused in (
+            place(view, request(output_tokens_max=200), (), LIMITS, 0.0),  # still there then
+            place(less, request(), (), LIMITS, 0.0),
+        ):
+            assert isinstance(refused, Rejection)
+            assert refused.reason is RejectReason.OVERLOADED
 
     def test_another_decode_that_meets_the_target_is_taken(self):
         """The one with the shortest step now is the one where the surge goes."""

@@ -5,12 +5,21 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.support.views import COST, decode, running
+from tests.support.views import COST, D1, P1, decode, prefill, queued, running, view_of
 
-from policy.core import CostCoefficients
+from policy.core import CostCoefficients, RequestId
 from policy.cost import step_s
-from policy.forecast import Forecast, Stay, drains_at_s, forecast, room_at_blocks, stays_of, step_peak_s
-from policy.predict import Arrival, DecodeLoad
+from policy.forecast import (
+    Forecast,
+    Stay,
+    drains_at_s,
+    forecast,
+    room_during_blocks,
+    stays_of,
+    step_peak_s,
+)
+from policy.predict import Arrival, DecodeLoad, outlook
+from policy.view import Booking, with_booking
 
 pytestmark = pytest.mark.unit
 
@@ -20,7 +29,11 @@ INSTANCE = decode("d1", free=100, cost=PER_SEQUENCE)
 
 
 def stay(begins_s: float, ends_s: float, sequences: int = 1, kv_tokens: int = 0, blocks: int = 10) -> Stay:
-    return Stay(begins_s, ends_s, sequences, kv_tokens, blocks)
+    return Stay(begins_s, begins_s, ends_s, sequences, kv_tokens, blocks)
+
+
+def holds(reserves_s: float, ends_s: float, blocks: int = 10) -> Stay:
+    return Stay(reserves_s, ends_s, ends_s, 1, 0, blocks)
 
 
 def seen(present=(), coming=(), pace_s: float = 0.1, instance=INSTANCE) -> Forecast:
@@ -49,9 +62,22 @@ class TestPeak:
 
 
 class TestRoom:
-    def test_what_ended_by_then_has_given_back_and_what_comes_has_taken(self):
-        known = seen(present=[stay(0, 5, blocks=30)], coming=[stay(2, 8, blocks=40), stay(3, 4, blocks=7)])
-        assert [room_at_blocks(known, at_s) for at_s in (0, 4.5, 5, 9)] == [53, 60, 90, 130]
+    def test_what_ended_by_then_has_given_back_and_what_came_has_taken(self):
+        known = seen(present=[stay(0, 5, blocks=30)], coming=[holds(2, 8, 40), holds(3, 4, 7)])
+        moments = [holds(at_s, at_s) for at_s in (0, 2, 3, 4, 5, 9)]
+        assert [room_during_blocks(known, moment) for moment in moments] == [100, 60, 53, 60, 90, 130]
+
+    def test_what_reserves_meanwhile_was_promised_room(self):
+        known = seen(present=[stay(0, 5, blocks=30)], coming=[holds(2, 8, 40), holds(3, 4, 7)])
+        ends = [holds(0, ends_s) for ends_s in (2, 3, 3.5, 20)]
+        assert [room_during_blocks(known, own) for own in ends] == [100, 60, 53, 53]
+        assert room_during_blocks(known, holds(4, 20)) == 60, "until 5; more comes free, nothing is taken"
+
+    def test_blocks_are_taken_before_the_first_token(self):
+        """Its prefill takes from 1 to 6, its answer from 6 to 8."""
+        known = seen(coming=[Stay(1, 6, 8, 1, 0, 40)])
+        assert room_during_blocks(known, holds(0, 5)) == 60
+        assert room_during_blocks(known, holds(0, 1)) == 100
 
 
 class TestDrain:
@@ -82,10 +108,22 @@ class TestOfAnInstance:
         assert forecast(instance, DecodeLoad(2, 100), (), now_s=109.0).present.ends_s[0] == 0.0
 
     def test_arrivals_begin_when_their_prefill_is_done(self):
-        known = forecast(INSTANCE, DecodeLoad(1, 0), [Arrival(4.0, 160, 2, 100, 12)], now_s=0.0)
+        known = forecast(INSTANCE, DecodeLoad(1, 0), [Arrival(1.0, 4.0, 160, 2, 100, 12)], now_s=0.0)
         coming = known.coming
+        assert coming.reserves_s[0] == 1.0
         assert (coming.begins_s[0], coming.ends_s[0]) == (4.0, pytest.approx(4.0 + 100 * 0.01))
         assert (coming.sequences[0], coming.kv_tokens[0], coming.blocks[0]) == (2, 320, 12)
+
+    def test_who_waits_reserves_when_its_prefill_begins(self):
+        """A thousand tokens take 1.015 s; what was booked 3 s from when the snapshot came finds nobody."""
+        booking = Booking(RequestId("c"), 1, P1, D1, 1000, 0, booked_at_s=3.0, blocks=64)
+        view = view_of(prefill("p1", queued("a", 1000), queued("b", 1000)), decode("d1"))
+        arrivals = outlook(with_booking(view, booking), 0.5).arrivals(D1)
+        assert [(each.reserves_s, each.at_s) for each in arrivals] == [
+            (0.0, pytest.approx(0.515)),
+            (pytest.approx(0.515), pytest.approx(1.53)),
+            (2.5, pytest.approx(3.515)),
+        ]
 
 
 TIMES = st.integers(0, 20).map(float)
@@ -105,3 +143,22 @@ def test_the_peak_is_what_counting_every_instant_finds(drawn, begins_s, stays_s)
     everybody = [own, *others]
     bound = sum(other.kv_tokens + other.sequences * 80 for other in everybody)
     assert peak_s <= step_s(COST, sum(other.sequences for other in everybody), bound)
+
+
+SPANS = st.tuples(TIMES, TIMES, st.integers(1, 40)).map(
+    lambda drawn: holds(drawn[0], sum(drawn[:2]), drawn[2])
+)
+
+
+@given(st.lists(SPANS, max_size=8), st.lists(SPANS, max_size=8), SPANS)
+def test_with_the_room_that_is_found_all_of_them_fit_at_every_instant(running, coming, own):
+    """And with one block more they would not."""
+    present = [replace(span, reserves_s=0.0) for span in running]
+    room_blocks = room_during_blocks(seen(present, coming), own)
+    blocks = INSTANCE.free_blocks + sum(span.blocks for span in present)
+    instants = range(int(own.reserves_s), max(int(own.reserves_s) + 1, int(own.ends_s)))
+    held_blocks = [
+        sum(span.blocks for span in (*present, *coming) if span.reserves_s <= at_s < span.ends_s)
+        for at_s in instants
+    ]
+    assert max(held_blocks) + room_blocks == blocks
