@@ -4,6 +4,7 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import NoReturn
 
@@ -84,6 +85,11 @@ def whole_number(minimum: int, maximum: int) -> Callable[[str], int]:
         return int(text)
 
     return parse
+
+
+def words(kind: type[StrEnum]) -> list[str]:
+    """The choices of an argument: as argparse would print them, members look like code."""
+    return [member.value for member in kind]
 
 
 def folder(text: str) -> Path:

@@ -10,6 +10,7 @@ raises CancelledError by itself.
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from urllib.parse import urlsplit
@@ -36,6 +37,8 @@ CLOSE_S_MAX = 2.0
 BUFFERED_BYTES_MAX = 8 * 1024 * 1024
 """What publishes may leave waiting for the connection, while it is down or slow."""
 FLUSH_S_MAX = 5.0
+OVERFLOW_TOLD_S = 1.0
+"""Between two log lines of dropped messages of one family."""
 HEADER_BYTES_MAX = 256
 """Room for our one header: the server's max_payload counts it, and ends the connection of who exceeds it."""
 
@@ -66,6 +69,8 @@ class NatsConnection:
         self._reopening: asyncio.Task[None] | None = None
         self._watchdog: asyncio.Task[None] | None = None
         self._last_error = ""
+        self._overflow_told_at_s: dict[str, float] = {}
+        """By family of subjects."""
 
     @property
     def connected(self) -> bool:
@@ -182,14 +187,21 @@ class NatsConnection:
 
     async def _on_error(self, error: Exception) -> None:
         if isinstance(error, nats.errors.SlowConsumerError):
-            self._metrics.bus_dropped.labels(subjects.family(error.subject), "overflow").inc()
-            self._log.warning("message dropped", subject=error.subject, reason="overflow")
+            self._tell_overflow(error.subject)
             return
         # While the server is away each attempt fails alike: once is enough.
         text = f"{type(error).__name__}: {error}"
         if self._connected or text != self._last_error:
             self._log.warning("bus error", error=text)
         self._last_error = text
+
+    def _tell_overflow(self, subject: str) -> None:
+        """Each is counted; a flood is not made one of log lines too."""
+        family, now_s = subjects.family(subject), time.monotonic()
+        self._metrics.bus_dropped.labels(family, "overflow").inc()
+        if now_s - self._overflow_told_at_s.get(family, -OVERFLOW_TOLD_S) >= OVERFLOW_TOLD_S:
+            self._overflow_told_at_s[family] = now_s
+            self._log.warning("message dropped", subject=subject, reason="overflow")
 
     async def _on_disconnected(self, client: Client) -> None:
         if client is self._client:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from kvhash import HASH_BYTES
 from kvindex.core import InstanceId
 from policy.core import Placement, RequestId
-from simulator.setup import OUTPUT_TOKENS_LIMIT, ClusterSetup, SetupError
+from simulator.setup import ARRIVALS_S_MAX, OUTPUT_TOKENS_LIMIT, ClusterSetup, SetupError
 from simulator.trace import TracedRequest
 
 
@@ -119,8 +119,13 @@ class SimulatedRequest:
 
 def simulated(requests: Sequence[TracedRequest], setup: ClusterSetup) -> list[SimulatedRequest]:
     """The requests of a trace, of which there is at least one, as they arrive. SetupError where their block
-    ids are those of blocks of another size."""
+    ids are those of blocks of another size, or their arrivals take longer than ARRIVALS_S_MAX."""
     first_ms = min(request.arrived_ms for request in requests)
+    last_ms = max(request.arrived_ms for request in requests)
+    if last_ms - first_ms > ARRIVALS_S_MAX * 1e3 * setup.speedup:
+        raise SetupError(
+            f"speedup: {setup.speedup:g}, the trace's arrivals must not take more than {ARRIVALS_S_MAX:g} s"
+        )
     return [
         _simulated(traced, index, (traced.arrived_ms - first_ms) / 1e3 / setup.speedup, setup)
         for index, traced in enumerate(requests)

@@ -26,6 +26,8 @@ SPEEDUP_MAX = 1000.0
 BLOCK_TOKENS_MAX = 65_536
 FAILURES_MAX = 4096
 CONDUCTORS_MAX = 64
+ARRIVALS_S_MAX = 1e7
+"""From the first request to the last: load is looked at every few seconds, to the end."""
 OUTPUT_TOKENS_LIMIT = 2048
 """What every request names as its most: a client does not know how long its answer will be. One whose answer
 is longer names that."""

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from gateway.api_errors import invalid
 from gateway.api_types import GenerationRequest
 from gateway.ranges import check_range
+from policy.core import PRIORITY_MAX, PRIORITY_MIN
 
-PRIORITY_MIN, PRIORITY_MAX = -100, 100
 TTFT_MS_MIN, TTFT_MS_MAX = 1.0, 3_600_000.0
 TBT_MS_MIN, TBT_MS_MAX = 0.1, 60_000.0
 HEADER_CHARS_SHOWN_MAX = 64

@@ -3,7 +3,7 @@ simulator's own."""
 
 import argparse
 
-from moonpool.arguments import positive, seconds, whole_number
+from moonpool.arguments import positive, seconds, whole_number, words
 from policy.choice import AdmissionMode, PlacementLimits, Strategy
 from policy.evict import EvictionOrder
 from simulator.reference_hardware import POOL_TOKENS, reference_cost
@@ -27,13 +27,13 @@ def add_cluster_arguments(parser: argparse.ArgumentParser, admission: AdmissionM
     target = seconds(TARGET_S_MAX)
     parser.add_argument(
         "--policy",
-        choices=[*Strategy],
+        choices=words(Strategy),
         default=Strategy.JOINT.value,
         help=f"placement (default {Strategy.JOINT})",
     )
     parser.add_argument(
         "--admission",
-        choices=[*AdmissionMode],
+        choices=words(AdmissionMode),
         default=admission.value,
         help=f"early rejection (default {admission})",
     )
@@ -60,7 +60,7 @@ def add_cluster_arguments(parser: argparse.ArgumentParser, admission: AdmissionM
     )
     parser.add_argument(
         "--eviction",
-        choices=[*EvictionOrder],
+        choices=words(EvictionOrder),
         default=EvictionOrder.LRU.value,
         help=f"which of them goes first (default {EvictionOrder.LRU})",
     )
@@ -87,7 +87,7 @@ def add_cluster_arguments(parser: argparse.ArgumentParser, admission: AdmissionM
     )
     parser.add_argument(
         "--tbt-measure",
-        choices=[*TbtMeasure],
+        choices=words(TbtMeasure),
         default=DEFAULTS.tbt_measure.value,
         help="of a request's gaps between tokens: the mean of the longest tenth, as FAST'25 has it, the one "
         f"that a tenth are longer than, or the mean of all (default {DEFAULTS.tbt_measure})",

@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from cluster.recording import Begun, Ended, Line, RecordingError, read_recording
-from moonpool.arguments import Command
+from moonpool.arguments import Command, words
 from moonpool.errors import EXIT_FAILURE, EXIT_OK, CommandError
 from moonpool.table import format_table
 from policy.choice import AdmissionMode, PlacementLimits, Strategy
@@ -68,8 +68,8 @@ class Tally:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
     parser.add_argument("--recording", type=Path, required=True, metavar="FILE", help="of one conductor")
-    parser.add_argument("--policy", choices=[*Strategy], help="another than the recorded one")
-    parser.add_argument("--admission", choices=[*AdmissionMode], help="another than the recorded one")
+    parser.add_argument("--policy", choices=words(Strategy), help="another than the recorded one")
+    parser.add_argument("--admission", choices=words(AdmissionMode), help="another than the recorded one")
 
 
 def run(options: argparse.Namespace) -> int:

@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Mapping
 from pathlib import Path
 
-from moonpool.arguments import positive, whole_number
+from moonpool.arguments import positive, whole_number, words
 from moonpool.errors import CommandError, UsageError
 from simulator.datasets import RATE_MAX, DatasetName, dataset_requests
 from simulator.trace import LINES_MAX, TracedRequest, TraceError, read_trace, without_reuse
@@ -19,7 +19,9 @@ def add_workload_arguments(parser: argparse.ArgumentParser, rate: str) -> None:
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--trace", type=Path, metavar="FILE", help="one JSON request a line")
     source.add_argument(
-        "--dataset", choices=[*DatasetName], help="requests by the statistics that the Mooncake paper tells"
+        "--dataset",
+        choices=words(DatasetName),
+        help="requests by the statistics that the Mooncake paper tells",
     )
     parser.add_argument("--rate", type=positive(RATE_MAX), metavar="R", help=rate)
     parser.add_argument(

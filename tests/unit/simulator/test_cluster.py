@@ -190,6 +190,12 @@ def test_blocks_may_be_of_another_size() -> None:
         simulate_cluster([prompt], round_setup())
 
 
+def test_arrivals_that_would_take_for_ever_are_refused() -> None:
+    requests = [TracedRequest(0, 10, 1, (1,)), TracedRequest(1000, 10, 1, (1,))]
+    with pytest.raises(SetupError, match="speedup: 1e-08, the trace's arrivals must not take more than 1e"):
+        simulate_cluster(requests, ClusterSetup(coupled=1, speedup=1e-8))
+
+
 def test_under_pressure_the_less_important_are_refused_first() -> None:
     """Prompts of 1.024 s that come together, 5 s to the first token: the lower ones leave the higher ones
     room to come."""
