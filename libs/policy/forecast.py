@@ -73,8 +73,7 @@ def forecast(instance: InstanceView, load: DecodeLoad, arrivals: Sequence[Arriva
     """`load` is what the instance holds once all of `arrivals` are there: its step is the pace, so nothing
     is taken to end sooner than it will."""
     pace_s = step_s(instance.cost, load.sequences, load.kv_tokens)
-    coming = stays_of([_coming(arrival, pace_s) for arrival in arrivals])
-    return Forecast(instance, _present(instance, now_s, pace_s), coming, pace_s)
+    return Forecast(instance, _present(instance, now_s, pace_s), _coming(arrivals, pace_s), pace_s)
 
 
 def step_peak_s(forecast: Forecast, stay: Stay) -> float:
@@ -154,8 +153,18 @@ def _joined(*some: Stays) -> Stays:
     )
 
 
-def _coming(arrival: Arrival, pace_s: float) -> Stay:
-    tokens = TOKENS_UNKNOWN if arrival.output_tokens_expected is None else arrival.output_tokens_expected
-    kv_tokens = arrival.samples * arrival.kv_tokens
-    ends_s = arrival.at_s + tokens * pace_s
-    return Stay(arrival.reserves_s, arrival.at_s, ends_s, arrival.samples, kv_tokens, arrival.blocks)
+def _coming(arrivals: Sequence[Arrival], pace_s: float) -> Stays:
+    begins_s = np.array([arrival.at_s for arrival in arrivals], np.float64)
+    samples = np.array([arrival.samples for arrival in arrivals], np.float64)
+    return Stays(
+        np.array([arrival.reserves_s for arrival in arrivals], np.float64),
+        begins_s,
+        begins_s + pace_s * np.array([_tokens(arrival) for arrival in arrivals], np.float64),
+        samples,
+        samples * np.array([arrival.kv_tokens for arrival in arrivals], np.float64),
+        np.array([arrival.blocks for arrival in arrivals], np.float64),
+    )
+
+
+def _tokens(arrival: Arrival) -> int:
+    return TOKENS_UNKNOWN if arrival.output_tokens_expected is None else arrival.output_tokens_expected

@@ -6,6 +6,7 @@ others can just serve without it. What it reaches is printed: `pytest -rP`.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from random import Random
 from statistics import fmean, median
 
@@ -31,6 +32,9 @@ WINDOW_S = 5.0
 """Goodput is counted over so long, so nothing is reached sooner."""
 GOODPUT_SHARE = 0.9
 REACHED_S_MAX = 15.0
+OVERLOAD_REQUESTS_PER_S = 30.0
+IDLE_S_MAX = 2.0
+"""Of a newcomer under overload, between two requests that it is given."""
 QUEUE_RATIO_MAX = 4.0
 """Of the newcomer's queue to its peers' median, which counts as one request at least."""
 
@@ -45,11 +49,11 @@ class ColdStart:
     copied_prefixes: int
 
 
-def traffic(seed: int) -> Iterator[TracedRequest]:
+def traffic(seed: int, requests_per_s: float = REQUESTS_PER_S) -> Iterator[TracedRequest]:
     random = Random(seed)
     kinds, weights = range(KINDS), [1 / (kind + 1) for kind in range(KINDS)]
     at_s, new_id = 0.0, KINDS * BEGINNING_BLOCKS
-    while (at_s := at_s + random.expovariate(REQUESTS_PER_S)) < TRAFFIC_S:
+    while (at_s := at_s + random.expovariate(requests_per_s)) < TRAFFIC_S:
         (kind,) = random.choices(kinds, weights)
         beginning = range(kind * BEGINNING_BLOCKS, (kind + 1) * BEGINNING_BLOCKS)
         block_ids = (*beginning, *range(new_id, new_id + REST_BLOCKS))
@@ -123,3 +127,17 @@ def test_where_nobody_reads_from_others_copies_warm_who_joins() -> None:
     assert cold.reached_s is None or warmed.reached_s < cold.reached_s
     assert warmed.hit_share > cold.hit_share
     assert warmed.queue_ratio <= QUEUE_RATIO_MAX
+
+
+def test_under_overload_who_joins_is_given_work_at_once() -> None:
+    """Its peers' queues want more of the decode's memory than there is, but later than what it is given: that
+    has ended by then."""
+    setup = ClusterSetup(prefill=3, decode=1, joins=(NodeJoin(InstanceId(JOINER), JOINS_AT_S),))
+    run = simulate_cluster(list(traffic(1, OVERLOAD_REQUESTS_PER_S)), setup)
+    served = [result for result in run.results if result.served is not None]
+    begun_s = [result.arrived_s for result in served if result.served.prefill == JOINER]
+    idle_s = [later - before for before, later in pairwise((JOINS_AT_S, *begun_s, TRAFFIC_S))]
+    print(
+        f"served {len(served)} of {len(run.results)}, {len(begun_s)} by it, idle {max(idle_s):.2f} s at most"
+    )
+    assert max(idle_s) <= IDLE_S_MAX
