@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from moonpool import charts
 from moonpool.charts import Series
 from simulator.cluster import SimulatedRun
-from simulator.results import LoadSample, RequestResult
+from simulator.results import LoadSample, RequestResult, TbtMeasure
 from simulator.setup import ClusterSetup
 
 SHORTEST_S = 1e-6
@@ -18,6 +18,11 @@ TIME_BINS = 60
 MOMENTS_MAX = 600
 """Of the load, that are drawn: of more, every second or third, and so on."""
 OTHER_REASONS = "other reasons"
+TBT_TITLES = {
+    TbtMeasure.TAIL: "Time between tokens, mean of a request's longest tenth of gaps",
+    TbtMeasure.P90: "Time between tokens, the gap that a tenth of a request's gaps are longer than",
+    TbtMeasure.MEAN: "Time between tokens, mean of all gaps of a request",
+}
 
 
 def as_page(title: str, rows: Sequence[tuple[str, str]], run: SimulatedRun, setup: ClusterSetup) -> str:
@@ -30,10 +35,7 @@ def as_page(title: str, rows: Sequence[tuple[str, str]], run: SimulatedRun, setu
         [
             ("What came out", charts.table(("measure", "value"), rows)),
             ("Time to first token", _times(ttft_s, setup.ttft_s_max, "TTFT, s")),
-            (
-                "Time between tokens, mean of a request's longest tenth of gaps",
-                _times(tbt_s, setup.tbt_s_max, "TBT, s"),
-            ),
+            (TBT_TITLES[setup.tbt_measure], _times(tbt_s, setup.tbt_s_max, "TBT, s")),
             *_load_sections(run.load),
             ("Hit rate", _hit_rates(run.results)),
             ("Rejections", _rejections(run.results)),

@@ -101,6 +101,18 @@ def test_nothing_rejected_and_nothing_served_are_said(run: SimulatedRun) -> None
     assert "Nothing was measured" in found["Hit rate"]
 
 
+@pytest.mark.parametrize(
+    ("measure", "title"), [("p90", "the gap that a tenth of"), ("mean", "mean of all gaps of a request")]
+)
+def test_the_title_says_how_gaps_are_measured(tmp_path, measure: str, title: str) -> None:
+    page = tmp_path / "page.html"
+    words = ["simulate", "--dataset", "arxiv", "--rate", "2", "--requests", "2", "--coupled", "1"]
+    assert main([*words, "--tbt-measure", measure, "--html", str(page)]) == 0
+    (heading,) = [one for one in sections(page.read_text()) if one.startswith("Time between tokens")]
+    assert title in heading
+    assert "longest tenth" not in heading
+
+
 def test_many_reasons_and_many_moments_are_bounded() -> None:
     results = [
         RequestResult(number, float(number), 10, 10, 1, None, f"reason-{number % 9}") for number in range(90)
