@@ -24,6 +24,7 @@ from policy.choice import AdmissionMode, PlacementLimits
 from policy.columns import Floats
 from policy.core import RejectReason, RequestId, ScheduleRequest
 from policy.cost import step_s
+from policy.details import told_s
 from policy.forecast import Forecast, Stay, drains_at_s, forecast, room_during_blocks, step_peak_s
 from policy.place_decode import DecodeCandidate, DecodeCandidates
 from policy.place_prefill import PrefillCandidate
@@ -87,18 +88,18 @@ def tbt_target_ms(request: ScheduleRequest, limits: PlacementLimits) -> float | 
 def ttft_refusal(prefill: PrefillCandidate, targets: Targets) -> Refusal | None:
     """The slack is what may be waited."""
     if prefill.ttft_s > targets.ttft_s_max:
-        detail = f"first token predicted after {prefill.ttft_s:.3f} s, held to {targets.ttft_s_max:.3f} s"
+        detail = f"first token predicted after {told_s(prefill.ttft_s)}, held to {told_s(targets.ttft_s_max)}"
         return Refusal(RejectReason.TTFT, detail, prefill.ttft_s - targets.ttft_s_max)
     wait_s, busy_s = prefill.backlog.wait_s, prefill.fetch_s + prefill.compute_s
     wait_s_max = (targets.ttft_s_max - busy_s) * targets.slack_share
     if wait_s > wait_s_max:
-        detail = f"{wait_s:.3f} s in the queue predicted, {wait_s_max:.3f} s left by higher priorities"
+        detail = f"{told_s(wait_s)} in the queue predicted, {told_s(wait_s_max)} left by higher priorities"
         return Refusal(RejectReason.TTFT, detail, wait_s - wait_s_max)
     wait_s_max *= _work_share(prefill, targets)
     if wait_s > wait_s_max:
         detail = (
-            f"{wait_s:.3f} s in the queue predicted, {wait_s_max:.3f} s allowed under this load for "
-            f"{prefill.compute_s:.3f} s of computing"
+            f"{told_s(wait_s)} in the queue predicted, {told_s(wait_s_max)} allowed under this load for "
+            f"{told_s(prefill.compute_s)} of computing"
         )
         return Refusal(RejectReason.TTFT, detail, wait_s - wait_s_max)
     return None
@@ -163,7 +164,7 @@ def steps_in_time(joining: Joining, chosen: int, candidates: DecodeCandidates) -
         if predicted_s <= step_s_max:
             return replace(candidate, step_s=predicted_s)
         least_s = min(least_s, predicted_s)
-    detail = f"{least_s:.4f} s between tokens predicted, held to {joining.targets.tbt_s_max:.4f} s"
+    detail = f"{told_s(least_s)} between tokens predicted, held to {told_s(joining.targets.tbt_s_max)}"
     return Refusal(RejectReason.TBT, detail, _drain_s(joining, tried))
 
 

@@ -6,6 +6,7 @@ The same for live instances and simulated ones.
 
 from policy.core import CostCoefficients
 from policy.cost import step_s
+from policy.details import told_s
 from policy.load_sums import DecodeLoad
 
 
@@ -21,4 +22,4 @@ def missed_step_target(
     step_with_s = joined_step_s(cost, present, kv_tokens, samples)
     if step_with_s <= tbt_s_max:
         return None
-    return f"{step_with_s:.4f} s between tokens predicted, wanted within {tbt_s_max:.4f} s"
+    return f"{told_s(step_with_s)} between tokens predicted, wanted within {told_s(tbt_s_max)}"

@@ -13,6 +13,7 @@ from policy.admit import FORECASTS_MAX, Refusal, Targets
 from policy.choice import AdmissionMode, PlacementLimits, Strategy, spread
 from policy.core import RejectReason, ScheduleRequest
 from policy.cost import step_s, transfer_s
+from policy.details import told_s
 from policy.forecast import Forecast, Stay, drains_at_s, forecast, room_during_blocks, step_peak_s
 from policy.load_sums import DecodeLoad
 from policy.place_decode import DecodeCandidate
@@ -160,7 +161,7 @@ def steps_in_time(
         if predicted_s <= step_s_max:
             return replace(candidate, step_s=predicted_s)
         least_s = min(least_s, predicted_s)
-    detail = f"{least_s:.4f} s between tokens predicted, held to {joining.targets.tbt_s_max:.4f} s"
+    detail = f"{told_s(least_s)} between tokens predicted, held to {told_s(joining.targets.tbt_s_max)}"
     return Refusal(RejectReason.TBT, detail, _drain_s(joining, (chosen, *nearest)))
 
 

@@ -2,6 +2,7 @@ import pytest
 from tests.support.views import COST
 
 from policy.cost import step_s
+from policy.details import told_s
 from policy.load_sums import DecodeLoad
 from policy.second_admission import joined_step_s, missed_step_target
 
@@ -19,5 +20,5 @@ def test_exactly_the_target_is_met():
     step = joined_step_s(COST, PRESENT, 100)
     assert missed_step_target(COST, PRESENT, 100, 1, step) is None
     assert missed_step_target(COST, PRESENT, 100, 2, step) == (
-        f"{step_s(COST, 5, 800):.4f} s between tokens predicted, wanted within {step:.4f} s"
+        f"{told_s(step_s(COST, 5, 800))} between tokens predicted, wanted within {told_s(step)}"
     )

@@ -7,6 +7,7 @@ from cluster.messages import RefusalReason, Refused, Release, Reserve, Reserved,
 from kvindex.core import InstanceId
 from policy.core import CostCoefficients, SamplingParams
 from policy.cost import step_s
+from policy.details import told_s
 
 pytestmark = pytest.mark.unit
 
@@ -40,7 +41,7 @@ async def test_what_would_miss_its_target_beside_what_is_reserved_is_refused(pai
     assert isinstance(refused, Refused)
     assert (refused.reason, refused.retry_after_s) == (RefusalReason.TBT, 1.0)
     assert refused.detail == (
-        f"{beside_ms / 1e3:.4f} s between tokens predicted, wanted within {between_ms / 1e3:.4f} s"
+        f"{told_s(beside_ms / 1e3)} between tokens predicted, wanted within {told_s(between_ms / 1e3)}"
     )
     await release(pair, first)
     # The refusal left nothing behind: there is room for it again.
