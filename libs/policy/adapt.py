@@ -43,6 +43,8 @@ MISSED_SHARE = 0.02
 MISS_HOLDS_BACK = 0.002
 """Of the target, with each miss."""
 HELD_BACK_MAX = 0.15
+HELD_BACK_HALF_LIFE_S = 30.0
+"""Of what is held back, while queues are short: what is turned away for it teaches nothing."""
 
 CLIMB_FACTOR = 2.0
 """Between two steps of a threshold."""
@@ -132,19 +134,28 @@ def asked(adaptation: Adaptation, ttft_ms_max: float | None, limits: PlacementLi
 
 
 def pressed(adaptation: Adaptation, view: ClusterView, now_s: float) -> Adaptation:
-    """As long as the queues in the view are, they were since the last time; a longer silence than
-    PRESSED_SHARE_MAX of the target's time counts as that."""
+    """As long as the queues in the view are, they were since the last time. For the price to rise, a longer
+    silence than PRESSED_SHARE_MAX of the target's time counts as that: one look says little of much time. For
+    it to fall all counts, else it would outlast the traffic that it came from."""
     since_s, target_s = adaptation.pressed_at_s, adaptation.target_s
     if target_s is None:
         return adaptation
     if since_s is None:
         return replace(adaptation, pressed_at_s=now_s)
-    passed = min(PRESSED_SHARE_MAX, max(0.0, now_s - since_s) / target_s)
-    found = pressure(view, target_s, now_s)
-    excess = max(0.0, found - PRESSURE_HIGH) + min(0.0, found - PRESSURE_LOW)
-    price = adaptation.work_price * exp(PRICE_GAIN * passed * min(1.0, excess))
+    passed_s = max(0.0, now_s - since_s)
+    passed, found = passed_s / target_s, pressure(view, target_s, now_s)
+    held_back = adaptation.held_back
+    if found < PRESSURE_LOW:
+        move = passed * (found - PRESSURE_LOW)
+        held_back *= 0.5 ** (passed_s / HELD_BACK_HALF_LIFE_S)
+    else:
+        move = min(PRESSED_SHARE_MAX, passed) * min(1.0, max(0.0, found - PRESSURE_HIGH))
+    price = adaptation.work_price * exp(PRICE_GAIN * move)
     return replace(
-        adaptation, work_price=min(max(price, NO_PRICE), WORK_PRICE_MAX), pressed_at_s=max(now_s, since_s)
+        adaptation,
+        work_price=min(max(price, NO_PRICE), WORK_PRICE_MAX),
+        held_back=held_back,
+        pressed_at_s=max(now_s, since_s),
     )
 
 

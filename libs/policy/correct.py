@@ -31,8 +31,11 @@ FACTOR_MAX = 16.0
 the profile, and live, on a busy machine, ten times as long."""
 SAMPLES_MIN = 8
 """With fewer observations the profile is announced as it is."""
-HALF_LIFE_S = 1800.0
-"""Half of what was learnt is forgotten after this, which counts only where little is observed."""
+REMEMBERED_S = 20.0
+HALF_LIFE_S = 10.0
+"""With nothing observed for REMEMBERED_S, half of what was learnt is forgotten in each further HALF_LIFE_S.
+An instance that seems too slow for every request is given none, and so observes nothing: what it learnt of a
+burst must not keep a whole idle cluster refusing."""
 FIRST_TOKEN_FIXED_S_MAX = 1.0
 FIRST_TOKEN_OFF_S_MIN = 0.01
 """One first token counts as at most as late as they are anyway, and as this at least."""
@@ -167,5 +170,5 @@ def _gain(samples: int) -> float:
 
 
 def _kept(observed_at_s: float, now_s: float) -> float:
-    kept: float = 0.5 ** (max(0.0, now_s - observed_at_s) / HALF_LIFE_S)
+    kept: float = 0.5 ** (max(0.0, now_s - observed_at_s - REMEMBERED_S) / HALF_LIFE_S)
     return kept

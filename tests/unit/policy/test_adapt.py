@@ -104,6 +104,13 @@ class TestPressure:
         seen = pressed(replace(START, pressed_at_s=0.0), waiting(100.0, heard_at_s=5000.0), 5000.0)
         assert 1.0 < seen.work_price < 2.0
 
+    def test_a_silence_with_short_queues_behind_it_ends_the_pressure(self):
+        """Nobody asks in it, as everybody was refused: what comes next must not pay for the burst."""
+        burst = replace(START, work_price=WORK_PRICE_MAX, held_back=HELD_BACK_MAX, pressed_at_s=0.0)
+        seen = pressed(burst, waiting(0.0, heard_at_s=300.0), 300.0)
+        assert seen.work_price == NO_PRICE
+        assert seen.held_back < HELD_BACK_MAX / 100
+
 
 class TestMargin:
     def test_about_the_tolerated_share_keeps_it_where_it_is(self):

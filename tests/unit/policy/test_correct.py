@@ -14,6 +14,7 @@ from policy.correct import (
     GAIN,
     HALF_LIFE_S,
     RATIO_MAX,
+    REMEMBERED_S,
     SAMPLES_MIN,
     Corrections,
     corrected,
@@ -138,14 +139,25 @@ def test_it_is_forgotten_by_and_by() -> None:
     one = StepWork(4, 400)
     slow = seen([(one, 4 * work_s(COST, one))] * LEARNT)
     then_s = [
-        work_s(corrected(COST, slow, half_lives * HALF_LIFE_S), one) / work_s(COST, one)
-        for half_lives in (0, 1, 20)
+        work_s(corrected(COST, slow, at_s), one) / work_s(COST, one)
+        for at_s in (0.0, REMEMBERED_S, REMEMBERED_S + HALF_LIFE_S, REMEMBERED_S + 20 * HALF_LIFE_S)
     ]
-    assert then_s == pytest.approx([4, 2, 1], rel=0.02)
+    assert then_s == pytest.approx([4, 4, 2, 1], rel=0.02)
     # And one observation more does not bring back what was forgotten.
-    now_s = 20 * HALF_LIFE_S
+    now_s = REMEMBERED_S + 20 * HALF_LIFE_S
     again = step_observed(slow, COST, one, work_s(COST, one), now_s)
     assert work_s(corrected(COST, again, now_s), one) == pytest.approx(work_s(COST, one), rel=0.02)
+
+
+def test_a_minute_after_a_burst_its_first_tokens_are_forgotten() -> None:
+    """As a cluster that refuses everything for them observes none."""
+    slow = Corrections()
+    for number in range(40):
+        slow = first_token_observed(slow, 0.4, number / 20)
+    assert corrected(COST, slow, 2.0).first_token_fixed_s > 0.2
+    assert (
+        corrected(COST, slow, 62.0).first_token_fixed_s < 0.1 * corrected(COST, slow, 2.0).first_token_fixed_s
+    )
 
 
 def test_a_cost_of_nothing_cannot_be_corrected() -> None:
