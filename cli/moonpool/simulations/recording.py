@@ -8,17 +8,18 @@ message tells, the settings of the workers, is taken to be their defaults unless
 
 `--json` prints one object:
 
-    {"recording": path, "replay": path or null, "requests", "compared": of these laid beside, "unended": whose
-     answer's length is not known, "prefill", "decode", "coupled": instances, "message_ms", "gateway_ms": the
-     median until a place was asked for,
-     "simulated": R, "live": R or null, "ttft_ratio": {"p50", "p90"} or null}
+    {"recording": path, "replay": path or null, "requests", "replayed": of these sent by the replay, null
+     without one, "compared": of these served, by both, "unended": whose answer's length is not known,
+     "prefill", "decode", "coupled": instances, "message_ms", "gateway_ms": the median until a place was asked
+     for, "simulated": R, "live": R or null, "ttft_ratio": {"p50", "p90"} or null}
 
-`R` is {"served", "ttft_ms": {"n", "p50", "p90", "p99", "max"}, "cached_tokens"} of the compared ones; a ratio
-is simulated by live.
+`R` is {"served", "ttft_ms": {"n", "p50", "p90", "p99", "max"}, "cached_tokens"}: `served` of all, or of the
+replayed ones, the others of the compared ones; a ratio is simulated by live.
 """
 
 import argparse
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -28,16 +29,18 @@ import msgspec
 from cluster.recording import RecordingError, read_recording
 from moonpool.arguments import Command, whole_number
 from moonpool.errors import EXIT_OK, CommandError
+from moonpool.replay.records import Outcome
 from moonpool.replay.statistics import Spread, spread_of
 from moonpool.table import format_table
 from simulator.cluster import simulate_cluster
-from simulator.recorded_run import RecordedRequest, RecordedRun, RunError, WorkerLimits, recorded_run
-from simulator.results import RequestResult
+from simulator.recorded_run import RecordedRun, RunError, WorkerLimits, recorded_run
+from simulator.results import RequestResult, Served
 from simulator.setup import SetupError
 
 DEFAULTS = WorkerLimits()
 STEP_TOKENS_MAX = 65_536
 REQUESTS_MAX = 65_536
+SERVED = Outcome.SERVED.value
 CLOCK_TOLERANCE_S = 0.5
 """How far the clock of who replayed may be off the gateway's."""
 
@@ -62,6 +65,7 @@ class Side:
     """One of the two that are compared."""
 
     served: int
+    """Also those that the other one did not serve; all else is of those that are compared."""
     ttft_s: Spread | None
     cached_tokens: int
 
@@ -69,7 +73,9 @@ class Side:
 @dataclass(frozen=True, slots=True)
 class Comparison:
     requests: int
+    replayed: int | None
     compared: int
+    """Served by both."""
     gateway_s: float
     """From a client's sending until the gateway asks for a place: the median."""
     simulated: Side
@@ -139,20 +145,38 @@ def compare(
     recorded: RecordedRun, results: tuple[RequestResult, ...], replayed: Replayed | None
 ) -> Comparison:
     """CommandError where the replay's requests are not those of the recording."""
-    pairs = list(zip(recorded.requests, results, strict=True))
     if replayed is None:
-        return Comparison(len(pairs), len(pairs), 0.0, _simulated([(one, 0.0) for _, one in pairs]), None)
+        served = [(one.served, 0.0) for one in results if one.served is not None]
+        return Comparison(len(results), None, len(served), 0.0, _simulated(len(served), served), None)
     begun_s = replayed.began_unix_s - CLOCK_TOLERANCE_S
     ended_s = replayed.began_unix_s + replayed.span_s + CLOCK_TOLERANCE_S
+    pairs = zip(recorded.requests, results, strict=True)
     within = [pair for pair in pairs if begun_s <= pair[0].asked_unix_s <= ended_s]
     if len(within) != len(replayed.per_request):
         raise CommandError(
             f"replay: {len(replayed.per_request)} requests sent; of its time the recording has {len(within)}"
         )
-    waits_s = _gateway_waits_s([request for request, _ in within], replayed)
-    simulated = _simulated([(one, wait_s) for (_, one), wait_s in zip(within, waits_s, strict=True)])
+    # No name is common to both: they are paired in their order, so one that overtook another takes its place.
+    sent = sorted(replayed.per_request, key=lambda one: one.sent_s)
+    waits_s = [
+        max(0.0, request.asked_unix_s - replayed.began_unix_s - one.sent_s)
+        for (request, _), one in zip(within, sent, strict=True)
+    ]
+    both = [
+        (result.served, wait_s, one)
+        for (_, result), wait_s, one in zip(within, waits_s, sent, strict=True)
+        if result.served is not None and one.outcome == SERVED
+    ]
     return Comparison(
-        len(pairs), len(within), median(waits_s) if waits_s else 0.0, simulated, _live(replayed)
+        len(results),
+        len(within),
+        len(both),
+        median(waits_s) if waits_s else 0.0,
+        _simulated(
+            sum(result.served is not None for _, result in within),
+            [(served, wait_s) for served, wait_s, _ in both],
+        ),
+        _live(sum(one.outcome == SERVED for one in sent), [one for _, _, one in both]),
     )
 
 
@@ -164,6 +188,7 @@ def as_object(options: argparse.Namespace, recorded: RecordedRun, compared: Comp
         "recording": str(options.recording),
         "replay": options.replay and str(options.replay),
         "requests": compared.requests,
+        "replayed": compared.replayed,
         "compared": compared.compared,
         "unended": sum(not request.ended for request in recorded.requests),
         "prefill": setup.prefill,
@@ -181,7 +206,7 @@ def as_table(recorded: RecordedRun, compared: Comparison) -> str:
     setup = recorded.setup
     facts = [
         ("instances", f"{setup.prefill} prefill, {setup.decode} decode, {setup.coupled} coupled"),
-        ("requests", f"{compared.requests}, {compared.compared} compared"),
+        *_request_rows(compared),
         ("a message", f"{setup.message_s * 1e3:.2f} ms"),
         ("at the gateway", f"{compared.gateway_s * 1e3:.2f} ms"),
         ("TTFT ms simulated", _told(compared.simulated)),
@@ -194,32 +219,35 @@ def as_table(recorded: RecordedRun, compared: Comparison) -> str:
     return format_table(("measure", "value"), facts)
 
 
-def _gateway_waits_s(asked: list[RecordedRequest], replayed: Replayed) -> list[float]:
-    """Of each request, from its sending until a place was asked for. No name is common to both: they are
-    paired in their order, so one that overtook another takes its place."""
-    sent_s = sorted(one.sent_s for one in replayed.per_request)
+def _request_rows(compared: Comparison) -> list[tuple[str, str]]:
+    """How many there are, were served, and are behind the times that are shown."""
+    simulated = compared.simulated.served
+    if compared.live is None:
+        return [("requests", str(compared.requests)), ("served simulated", str(simulated))]
+    live = compared.live.served
+    only_live, only_simulated = live - compared.compared, simulated - compared.compared
+    left_out = f"; not the same were served: {only_live} only live, {only_simulated} only simulated"
     return [
-        max(0.0, request.asked_unix_s - replayed.began_unix_s - one_s)
-        for request, one_s in zip(asked, sent_s, strict=True)
+        ("requests", f"{compared.requests}, {compared.replayed} of them replayed"),
+        ("served live / simulated", f"{live} / {simulated}"),
+        ("compared", f"{compared.compared} served by both{left_out if only_live or only_simulated else ''}"),
     ]
 
 
-def _simulated(results: list[tuple[RequestResult, float]]) -> Side:
+def _simulated(served: int, compared: Sequence[tuple[Served, float]]) -> Side:
     """Each with how long it was at the gateway before."""
-    served = [(result.served, wait_s) for result, wait_s in results if result.served is not None]
     return Side(
-        len(served),
-        spread_of([one.ttft_s + wait_s for one, wait_s in served]),
-        sum(one.cached_tokens for one, _ in served),
+        served,
+        spread_of([one.ttft_s + wait_s for one, wait_s in compared]),
+        sum(one.cached_tokens for one, _ in compared),
     )
 
 
-def _live(replayed: Replayed) -> Side:
-    served = [one for one in replayed.per_request if one.outcome == "served"]
+def _live(served: int, compared: Sequence[ReplayedRequest]) -> Side:
     return Side(
-        len(served),
-        spread_of([one.ttft_s for one in served if one.ttft_s is not None]),
-        sum(one.cached_tokens or 0 for one in served),
+        served,
+        spread_of([one.ttft_s for one in compared if one.ttft_s is not None]),
+        sum(one.cached_tokens or 0 for one in compared),
     )
 
 

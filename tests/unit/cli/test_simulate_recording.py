@@ -106,7 +106,7 @@ def test_a_run_beside_what_came_of_it(tmp_path: Path, capsys: pytest.CaptureFixt
     arguments = ["simulate", "recording", "--recording", str(path), "--replay", str(replay)]
     assert main([*arguments, "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
-    assert [printed[key] for key in ("requests", "compared", "unended")] == [2, 2, 1]
+    assert [printed[key] for key in ("requests", "replayed", "compared", "unended")] == [2, 2, 2, 1]
     assert [printed[key] for key in ("prefill", "decode", "coupled")] == [2, 1, 0]
     assert (printed["message_ms"], printed["gateway_ms"]) == pytest.approx((1.0, 4.0))
     # 50 and 18 tokens of 1 ms, six messages of 1 ms, 4 ms at the gateway.
@@ -116,7 +116,31 @@ def test_a_run_beside_what_came_of_it(tmp_path: Path, capsys: pytest.CaptureFixt
     assert (simulated["cached_tokens"], live["cached_tokens"]) == (32, 16)
     assert printed["ttft_ratio"] == pytest.approx({"p50": 28 / 30, "p90": 0.8})
     assert main(arguments) == 0
-    assert "p50 0.93, p90 0.80" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "p50 0.93, p90 0.80" in told
+    assert "served live / simulated  2 / 2\n" in told
+    assert "2 served by both\n" in told
+
+
+def test_only_what_both_served_is_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, replay = written(tmp_path, small_recording()), replayed(tmp_path, 0.03, 0.075)
+    sent = json.loads(replay.read_text())
+    sent["per_request"][0] |= {"outcome": "rejected", "ttft_s": None, "cached_tokens": None}
+    replay.write_text(json.dumps(sent))
+    arguments = ["simulate", "recording", "--recording", str(path), "--replay", str(replay)]
+    assert main([*arguments, "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert [printed[key] for key in ("requests", "replayed", "compared")] == [2, 2, 1]
+    simulated, live = printed["simulated"], printed["live"]
+    assert (simulated["served"], live["served"]) == (2, 1)
+    assert simulated["ttft_ms"]["n"] == live["ttft_ms"]["n"] == 1
+    # The second one alone, on both sides.
+    assert (simulated["ttft_ms"]["p50"], live["ttft_ms"]["p50"]) == pytest.approx((28.0, 75.0))
+    assert (simulated["cached_tokens"], live["cached_tokens"]) == (32, 16)
+    assert main(arguments) == 0
+    told = capsys.readouterr().out
+    assert "served live / simulated  1 / 2\n" in told
+    assert "1 served by both; not the same were served: 0 only live, 1 only simulated\n" in told
 
 
 def test_a_run_by_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -124,6 +148,7 @@ def test_a_run_by_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert main(["simulate", "recording", "--json", "--recording", str(path)]) == 0
     printed = json.loads(capsys.readouterr().out)
     assert (printed["live"], printed["ttft_ratio"], printed["replay"]) == (None, None, None)
+    assert (printed["replayed"], printed["compared"], printed["simulated"]["served"]) == (None, 2, 2)
     assert printed["simulated"]["ttft_ms"]["p90"] == pytest.approx(56.0)
 
 
