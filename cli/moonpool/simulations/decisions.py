@@ -11,7 +11,8 @@ as it was.
      "end": why it ended or null, "span_s", "policy", "admission": null where as recorded,
      "decisions", "placed", "rejected", "identical", "different",
      "elsewhere": different ones that also are placed otherwise,
-     "differences": the first of them, [{"at_s", "request_id", "attempt", "recorded": D, "remade": D}, …]}
+     "differences": a few of them, those elsewhere first,
+                    [{"at_s", "request_id", "attempt", "recorded": D, "remade": D}, …]}
 
 `D` is a placement or a rejection as on the bus.
 """
@@ -46,8 +47,14 @@ class Tally:
     """As recorded."""
     identical: int = 0
     elsewhere: int = 0
-    differences: list[RemadeDecision] = field(default_factory=list)
-    """The first."""
+    first_elsewhere: list[RemadeDecision] = field(default_factory=list)
+    first_in_place: list[RemadeDecision] = field(default_factory=list)
+    """Different ones that are placed as they were."""
+
+    @property
+    def differences(self) -> list[RemadeDecision]:
+        """Those that are shown."""
+        return [*self.first_elsewhere, *self.first_in_place][:DIFFERENCES_SHOWN_MAX]
 
     def see(self, line: Line) -> None:
         self.last_s = line.at_s
@@ -61,8 +68,10 @@ class Tally:
         self.placed += isinstance(made.recorded, Placement)
         self.identical += made.identical
         self.elsewhere += not made.same_place
-        if not made.identical and len(self.differences) < DIFFERENCES_SHOWN_MAX:
-            self.differences.append(made)
+        if not made.identical:
+            alike = self.first_in_place if made.same_place else self.first_elsewhere
+            if len(alike) < DIFFERENCES_SHOWN_MAX:
+                alike.append(made)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -126,8 +135,7 @@ def as_text(tally: Tally) -> str:
         ],
     )
     shown = [
-        f"{made.at_s:.3f} s {made.recorded.request_id}: {_told(made.recorded)}; now {_told(made.remade)}"
-        for made in tally.differences
+        f"{made.at_s:.3f} s {made.recorded.request_id}: {_told_change(made)}" for made in tally.differences
     ]
     return "\n".join([table, *shown])
 
@@ -148,6 +156,16 @@ def _limits_of(options: argparse.Namespace) -> Callable[[PlacementLimits], Place
         )
 
     return limits_of
+
+
+def _told_change(made: RemadeDecision) -> str:
+    if not made.same_place:
+        return f"{_told(made.recorded)}; now {_told(made.remade)}"
+    recorded, remade = asdict(made.recorded), asdict(made.remade)
+    changed = [
+        f"{name} {recorded[name]}, now {remade[name]}" for name in recorded if recorded[name] != remade[name]
+    ]
+    return f"{_told(made.recorded)}: not elsewhere, but {'; '.join(changed)}"
 
 
 def _told(decision: Placement | Rejection) -> str:

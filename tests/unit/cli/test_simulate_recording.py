@@ -83,6 +83,27 @@ def test_a_decision_that_comes_out_otherwise_is_told(
     assert "1.000 s first: p-" in told
 
 
+def test_those_elsewhere_come_first_and_the_others_say_what_differs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = small_recording()
+    first, second = [place for place, line in enumerate(lines) if isinstance(line.entry, Decided)]
+    for place, change in ((first, {"tbt_ms_max": 70.0}), (second, {"decode": "d-z"})):
+        entry = lines[place].entry
+        assert isinstance(entry, Decided)
+        assert entry.placement is not None
+        lines[place] = replace(
+            lines[place], entry=replace(entry, placement=replace(entry.placement, **change))
+        )
+    path = written(tmp_path, lines)
+    assert main(["simulate", "decisions", "--recording", str(path)]) == 1
+    elsewhere, in_place = capsys.readouterr().out.splitlines()[-2:]
+    assert " and d-z, " in elsewhere
+    assert "; now p-" in elsewhere
+    assert in_place.startswith("1.000 s first: p-")
+    assert in_place.endswith(": not elsewhere, but tbt_ms_max 70.0, now None")
+
+
 def test_another_policy_may_decide_otherwise(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = small_recording()
     lines += [
