@@ -56,9 +56,16 @@ def _run(arguments: Sequence[str] | None) -> int:
     except BrokenPipeError:
         raise
     except OSError as error:
-        # The machine refuses, by a file or an address that the text names.
-        print(f"{options.prog}: error: {error}", file=sys.stderr)
+        print(f"{options.prog}: error: {_told(error)}", file=sys.stderr)
         return EXIT_FAILURE
+
+
+def _told(error: OSError) -> str:
+    """What the machine refuses: the file, or the address that the text names, and why."""
+    if error.filename is not None and error.strerror is not None:
+        files = [str(name) for name in (error.filename, error.filename2) if name is not None]
+        return f"{', '.join(files)}: {error.strerror}"
+    return str(error)
 
 
 if __name__ == "__main__":

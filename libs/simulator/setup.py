@@ -208,21 +208,33 @@ def _check_lives(setup: ClusterSetup) -> None:
     there_at_s: dict[InstanceId, float | None] = {instance: 0.0 for instance, _ in setup.instances}
     joined: set[InstanceId] = set()
     for join in setup.joins:
-        if join.instance not in there_at_s or join.instance in joined:
-            raise SetupError(f"joins: {join.instance!r} is no instance, or comes twice")
+        if join.instance not in there_at_s:
+            raise SetupError(f"joins: {join.instance!r} is no instance, there are {_names(setup)}")
+        if join.instance in joined:
+            raise SetupError(f"joins: {join.instance} comes twice")
         if not 0 <= join.at_s < inf:
             raise SetupError(f"joins: {join.instance} at {join.at_s} s, at least 0")
         joined.add(join.instance)
         there_at_s[join.instance] = join.at_s
     for failure in sorted(setup.failures, key=lambda failure: failure.at_s):
         if failure.instance not in there_at_s:
-            raise SetupError(f"failures: {failure.instance!r} is no instance")
+            raise SetupError(f"failures: {failure.instance!r} is no instance, there are {_names(setup)}")
         there = there_at_s[failure.instance]
         if there is None or not there <= failure.at_s < inf:
             raise SetupError(f"failures: {failure.instance} at {failure.at_s} s is not there to fail")
         if failure.back_at_s is not None and not failure.at_s < failure.back_at_s < inf:
             raise SetupError(f"failures: {failure.instance} back at {failure.back_at_s} s, after it failed")
         there_at_s[failure.instance] = failure.back_at_s
+
+
+def _names(setup: ClusterSetup) -> str:
+    """Of all its instances, first and last of each kind."""
+    kinds: dict[tuple[Role, ...], list[InstanceId]] = {}
+    for instance, roles in setup.instances:
+        kinds.setdefault(roles, []).append(instance)
+    return ", ".join(
+        names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}" for names in kinds.values()
+    )
 
 
 def _check_positive(values: Mapping[str, float]) -> None:

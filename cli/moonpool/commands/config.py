@@ -48,7 +48,7 @@ def run_set(options: argparse.Namespace) -> int:
 def run_unset(options: argparse.Namespace) -> int:
     names: list[str] = options.names
     if options.all == bool(names):
-        raise UsageError("unset: give names of settings, or --all")
+        raise UsageError("give names of settings, or --all")
     if options.all:
         return _run(options, _unset_all)
     return _run(
@@ -62,9 +62,9 @@ def assignments_of(arguments: Sequence[str]) -> dict[str, str]:
     for argument in arguments:
         name, equals, text = argument.partition("=")
         if not (name and equals):
-            raise UsageError(f"set: {argument!r} must have the form NAME=VALUE")
+            raise UsageError(f"{argument!r} must have the form NAME=VALUE")
         if name in assignments:
-            raise UsageError(f"set: {name} is given twice")
+            raise UsageError(f"{name} is given twice")
         assignments[name] = text
     return assignments
 

@@ -32,6 +32,7 @@ from pathlib import Path
 
 from moonpool.arguments import Command, positive, whole_number
 from moonpool.errors import EXIT_OK, CommandError, UsageError
+from moonpool.html_file import claim_html
 from moonpool.simulations.cluster_options import add_cluster_arguments, node_shape, placement_limits
 from moonpool.simulations.plan_report import as_page, as_table, split_object
 from moonpool.simulations.progress import TerminalProgress
@@ -149,9 +150,7 @@ def run(options: argparse.Namespace) -> int:
     requests = read_workload(options)
     if len({request.arrived_ms for request in requests}) < 2:
         raise CommandError("requests: all arrive at once, so that they have no rate")
-    if options.html is not None:
-        # Now, for a page that cannot be written is better known before the search than after it.
-        options.html.touch()
+    claim_html(options.html)
     try:
         nodes = _nodes(options)
         for split in splits:
@@ -169,12 +168,15 @@ def run(options: argparse.Namespace) -> int:
         )
     except SetupError as error:
         raise CommandError(str(error)) from None
-    with TerminalProgress(len(splits), "splits", sys.stderr) as progress:
-        done: list[Planned] = []
-        planner = Planner(
-            requests, setup, nodes, limits, lambda split, speedup: progress.show(len(done), split.name)
-        )
-        _plan_all(planner, splits, options, done)
+    try:
+        with TerminalProgress(len(splits), "splits", sys.stderr) as progress:
+            done: list[Planned] = []
+            planner = Planner(
+                requests, setup, nodes, limits, lambda split, speedup: progress.show(len(done), split.name)
+            )
+            _plan_all(planner, splits, options, done)
+    except SetupError as error:
+        raise CommandError(str(error)) from None
     if options.json:
         print(json.dumps(as_object(options, len(requests), gpus, done)))
     else:

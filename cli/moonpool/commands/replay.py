@@ -53,6 +53,7 @@ from moonpool.api import Api
 from moonpool.arguments import Command, positive, seconds, whole_number
 from moonpool.errors import EXIT_FAILURE, EXIT_OK, CommandError
 from moonpool.find_stack import add_stack_arguments, api_url
+from moonpool.html_file import claim_html
 from moonpool.replay.prompts import FIRST_TOKEN_ID, LAST_TOKEN_ID, TOKEN_ID_MAX, TokenRange
 from moonpool.replay.records import Results
 from moonpool.replay.report import ReplayReport, as_object, as_text, named, per_request
@@ -175,9 +176,7 @@ def run(options: argparse.Namespace) -> int:
             f"a --scale above {options.scale:g} makes them shorter"
         )
     seed = secrets.randbits(32) if options.seed is None else options.seed
-    if options.html is not None:
-        # Now, for a page that cannot be written is better known before the replay than after it.
-        options.html.touch()
+    claim_html(options.html)
     results, complete = _replay(plan, target, seed, options)
     report = _report(plan, target, url, seed, options, results, complete)
     if options.json:

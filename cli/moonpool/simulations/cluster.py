@@ -40,6 +40,7 @@ from pathlib import Path
 from kvindex.core import InstanceId
 from moonpool.arguments import Command, positive, whole_number
 from moonpool.errors import EXIT_OK, CommandError, UsageError
+from moonpool.html_file import claim_html
 from moonpool.simulations.cluster_options import (
     add_cluster_arguments,
     node_shape,
@@ -133,13 +134,14 @@ def run(options: argparse.Namespace) -> int:
     try:
         setup = setup_of(options)
     except SetupError as error:
-        raise CommandError(str(error)) from None
+        raise UsageError(str(error)) from None
     requests = read_workload(options)
-    if options.html is not None:
-        # Now, for a page that cannot be written is better known before the simulation than after it.
-        options.html.touch()
-    with TerminalProgress(len(requests), "requests", sys.stderr) as progress:
-        simulated = simulate_cluster(requests, setup, progress.show)
+    claim_html(options.html)
+    try:
+        with TerminalProgress(len(requests), "requests", sys.stderr) as progress:
+            simulated = simulate_cluster(requests, setup, progress.show)
+    except SetupError as error:
+        raise CommandError(str(error)) from None
     told = summary(simulated.results, setup.ttft_s_max, setup.tbt_s_max)
     print(json.dumps(as_object(options, simulated, told)) if options.json else as_table(simulated, told))
     if options.html is not None:

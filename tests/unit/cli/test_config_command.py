@@ -1,6 +1,7 @@
 import pytest
 
 from cluster.cluster_config import SETTINGS
+from moonpool.__main__ import main
 from moonpool.commands.config import as_table, assignments_of
 from moonpool.errors import UsageError
 
@@ -29,3 +30,10 @@ def test_the_table_shows_every_setting_with_its_limits_and_what_it_does_not_know
     (strategy,) = [line.split() for line in lines if line.startswith("strategy")]
     assert strategy[1:4] == ["-", "one", "of"]
     assert lines[-1].split() == ["of_a_newer_version", "[1]", "unknown", "to", "this", "version"]
+
+
+def test_bad_usage_says_the_word_of_the_command_once(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "set", "strategy"]) == 2
+    assert capsys.readouterr().err == "moonpool config set: error: 'strategy' must have the form NAME=VALUE\n"
+    assert main(["config", "unset"]) == 2
+    assert capsys.readouterr().err == "moonpool config unset: error: give names of settings, or --all\n"

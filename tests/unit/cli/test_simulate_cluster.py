@@ -176,10 +176,21 @@ def test_the_table_names_measures(words, capsys):
         (["--coupled", "4097"], 2, "--coupled"),
         (["--fail", "prefill-0"], 2, "--fail"),
         (["--fail", "prefill-0@soon"], 2, "prefill-0@60"),
-        (["--fail", "prefill-9@1"], 1, "prefill-9"),
-        (["--join", "nobody@1"], 1, "nobody"),
+        (
+            ["--fail", "decode-1@1"],
+            2,
+            "'decode-1' is no instance, there are prefill-0 to prefill-1, decode-2",
+        ),
+        (["--fail", "prefill-0@2:1"], 2, "prefill-0 back at 1.0 s"),
+        (["--join", "nobody@1"], 2, "'nobody' is no instance, there are prefill-0 to prefill-1, decode-2"),
+        (["--join", "prefill-0@1", "--join", "prefill-0@2"], 2, "prefill-0 comes twice"),
         (["--conductors", "0"], 2, "--conductors"),
-        (["--trace", "/nonexistent"], 1, "/nonexistent"),
+        (["--trace", "/nonexistent"], 1, "error: /nonexistent: No such file or directory\n"),
+        (
+            ["--html", "/nonexistent/page"],
+            1,
+            "/nonexistent/page cannot be written: there is no folder /nonexi",
+        ),
     ],
 )
 def test_what_makes_no_sense_is_refused_in_one_line(words, capsys, more, status, said):
@@ -191,6 +202,18 @@ def test_what_makes_no_sense_is_refused_in_one_line(words, capsys, more, status,
     error = capsys.readouterr().err
     assert said in error
     assert error.count("\n") == 1
+
+
+def test_a_trace_that_would_take_for_ever_is_refused_in_one_line(capsys, tmp_path):
+    trace = tmp_path / "years.jsonl"
+    years_ms = 3 * 365 * 86_400_000
+    late = [REQUESTS[0] | {"timestamp": 0}, REQUESTS[1] | {"timestamp": years_ms}]
+    trace.write_text("\n".join(map(json.dumps, late)))
+    for words in (["simulate", "--coupled", "1"], ["plan", "--instances", "1"]):
+        assert main([*words, "--trace", str(trace)]) == 1
+        error = capsys.readouterr().err
+        assert "arrivals must not take more than 1e+07 s" in error
+        assert error.count("\n") == 1
 
 
 def test_instances_fail_and_join_when_they_are_told_to(words, capsys):

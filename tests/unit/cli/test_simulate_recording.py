@@ -196,3 +196,4 @@ def test_a_damaged_recording_is_refused(
     assert f"{path}:6: body of decided: " in told
     assert "$.request.prompt_tokens" in told
     assert main(["simulate", command, "--recording", str(tmp_path / "none")]) == 1
+    assert capsys.readouterr().err.endswith(f"error: {tmp_path / 'none'}: No such file or directory\n")

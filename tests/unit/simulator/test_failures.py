@@ -132,7 +132,7 @@ def test_an_instance_that_joins_is_used_from_then_on() -> None:
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"failures": (failure("prefill-7", 1.0),)}, "failures: 'prefill-7' is no instance"),
+        ({"failures": (failure("prefill-7", 1.0),)}, "failures: 'prefill-7' is no instance, there are "),
         ({"failures": (failure("prefill-0", 2.0, 1.0),)}, "back at 1.0 s, after it failed"),
         ({"failures": (failure("prefill-0", 1.0), failure("prefill-0", 2.0))}, "is not there to fail"),
         ({"failures": (failure("prefill-0", -1.0),)}, "is not there to fail"),
