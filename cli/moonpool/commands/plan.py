@@ -10,8 +10,9 @@ counted (`simulator.parallelism`), also for 8.
 `--json` prints one object:
 
     {"trace": path, "dataset": name, "rate", "reuse": bool, "seed", "requests", "gpus", "policy", "admission",
-     "model", "efficiency", "pool_tokens", "ssd_tokens", "conductors", "replication": bool, "adaptive": bool,
-     "target_share", "ttft_s_max", "tbt_s_max", "tbt_measure", "attainment_min", "tolerance",
+     "model", "efficiency", "pool_tokens", "ssd_tokens", "eviction", "step_tokens", "conductors",
+     "replication": bool, "balancing_threshold", "adaptive": bool, "target_share", "ttft_s_max", "tbt_s_max",
+     "tbt_measure", "attainment_min", "tolerance",
      "best": index into `splits` or null,
      "splits": [{"gpus_per_instance", "prefill", "decode", "coupled", "gpus", "speedup", "offered_per_s",
                  "attainment", "goodput_per_s", "goodput_per_gpu_s", "hit_rate", "ttft_s": D, "tbt_s": D,
@@ -255,8 +256,11 @@ def as_object(
         "efficiency": options.efficiency,
         "pool_tokens": options.pool_tokens,
         "ssd_tokens": options.ssd_tokens,
+        "eviction": options.eviction,
+        "step_tokens": options.step_tokens,
         "conductors": options.conductors,
         "replication": options.replication,
+        "balancing_threshold": options.balancing_threshold,
         "adaptive": options.adaptive,
         "target_share": options.target_share,
         "ttft_s_max": options.ttft_s,

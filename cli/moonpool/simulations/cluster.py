@@ -7,8 +7,8 @@ arguments print the same bytes.
 
     {"trace": path, "dataset": name, "rate", "reuse": bool, "seed",
      "prefill", "decode", "coupled": instances, "policy", "admission", "speedup",
-     "model", "efficiency", "pool_tokens", "ssd_tokens", "conductors",
-     "replication": bool, "adaptive": bool, "target_share",
+     "model", "efficiency", "pool_tokens", "ssd_tokens", "eviction", "step_tokens", "conductors",
+     "replication": bool, "balancing_threshold", "adaptive": bool, "target_share",
      "failures": [{"instance", "at_s", "back_at_s"}, …], "joins": [{"instance", "at_s"}, …],
      "ttft_s_max", "tbt_s_max", "tbt_measure": "tail", "p90" or "mean",
      "requests", "served", "rejected": {reason: requests}, "in_targets", "ttft_in_target", "tbt_in_target",
@@ -33,7 +33,6 @@ null for a request that was served, and what only those have is null for the oth
 import argparse
 import json
 import sys
-from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
@@ -41,11 +40,8 @@ from kvindex.core import InstanceId
 from moonpool.arguments import Command, positive, whole_number
 from moonpool.errors import EXIT_OK, CommandError, UsageError
 from moonpool.html_file import claim_html
-from moonpool.simulations.cluster_options import (
-    add_cluster_arguments,
-    node_shape,
-    placement_limits,
-)
+from moonpool.simulations.cluster_options import add_cluster_arguments, node_shape, placement_limits
+from moonpool.simulations.cluster_table import as_table, busy_shares, cluster_rows
 from moonpool.simulations.page import as_page
 from moonpool.simulations.progress import TerminalProgress
 from moonpool.simulations.workload import (
@@ -54,17 +50,9 @@ from moonpool.simulations.workload import (
     workload_name,
     workload_object,
 )
-from moonpool.table import format_table
 from policy.choice import AdmissionMode
 from simulator.cluster import SimulatedRun, simulate_cluster
-from simulator.results import (
-    Distribution,
-    RequestResult,
-    Summary,
-    TbtMeasure,
-    by_priority,
-    summary,
-)
+from simulator.results import RequestResult, Summary, TbtMeasure, by_priority, summary
 from simulator.setup import INSTANCES_MAX, SPEEDUP_MAX, ClusterSetup, NodeFailure, NodeJoin, SetupError
 
 
@@ -143,10 +131,12 @@ def run(options: argparse.Namespace) -> int:
     except SetupError as error:
         raise CommandError(str(error)) from None
     told = summary(simulated.results, setup.ttft_s_max, setup.tbt_s_max)
-    print(json.dumps(as_object(options, simulated, told)) if options.json else as_table(simulated, told))
+    print(
+        json.dumps(as_object(options, simulated, told)) if options.json else as_table(simulated, told, setup)
+    )
     if options.html is not None:
         title = f"{workload_name(options)}, simulated"
-        page = as_page(title, cluster_rows(simulated, told), simulated, setup)
+        page = as_page(title, cluster_rows(simulated, told, setup), simulated, setup)
         options.html.write_text(page, encoding="utf-8")
     return EXIT_OK
 
@@ -185,8 +175,11 @@ def as_object(options: argparse.Namespace, run: SimulatedRun, told: Summary) -> 
         "efficiency": options.efficiency,
         "pool_tokens": options.pool_tokens,
         "ssd_tokens": options.ssd_tokens,
+        "eviction": options.eviction,
+        "step_tokens": options.step_tokens,
         "conductors": options.conductors,
         "replication": options.replication,
+        "balancing_threshold": options.balancing_threshold,
         "adaptive": options.adaptive,
         "target_share": options.target_share,
         "failures": [asdict(one) for one in options.fail],
@@ -206,47 +199,13 @@ def as_object(options: argparse.Namespace, run: SimulatedRun, told: Summary) -> 
         "evicted_blocks": run.evicted_blocks,
         "moved_bytes": run.moved_bytes,
         "copied_prefixes": run.copied_prefixes,
-        "busy": _busy(run, told),
+        "busy": busy_shares(run, told),
         "events": run.events,
         "load": [asdict(sample) for sample in run.load],
     }
     if options.per_request:
         printed["per_request"] = [_result(result) for result in run.results]
     return printed
-
-
-def as_table(run: SimulatedRun, told: Summary) -> str:
-    return format_table(("measure", "value"), cluster_rows(run, told))
-
-
-def cluster_rows(run: SimulatedRun, told: Summary) -> list[tuple[str, str]]:
-    """What came out, each with its name."""
-    rejected = ", ".join(f"{count} {reason}" for reason, count in told.rejected.items())
-    busy = _busy(run, told)
-    return [
-        ("requests", f"{told.requests}, {told.served} served, {told.requests - told.served} rejected"),
-        ("rejected", rejected or "none"),
-        ("in both targets", f"{told.in_targets} ({told.in_targets / told.requests:.1%})"),
-        ("in TTFT, in TBT", f"{told.ttft_in_target}, {told.tbt_in_target}"),
-        ("goodput", f"{told.goodput_per_s:.3f} requests/s over {told.duration_s:.0f} s"),
-        ("hit rate", f"{told.hit_rate:.1%} of prompt tokens"),
-        ("TTFT s", _distribution(told.ttft_s)),
-        ("TTFT predicted", f"{_distribution(told.ttft_error)} off"),
-        ("TBT s", _distribution(told.tbt_s)),
-        ("busy", f"{min(busy.values()):.1%} to {max(busy.values()):.1%} of an instance's time"),
-        ("moved", f"{run.moved_bytes / 1e12:.2f} TB between instances"),
-    ]
-
-
-def _distribution(found: Distribution | None) -> str:
-    if found is None:
-        return "-"
-    return ", ".join(f"{name} {value:.3f}" for name, value in asdict(found).items())
-
-
-def _busy(run: SimulatedRun, told: Summary) -> Mapping[str, float]:
-    """By instance; a simulation in which no time passes keeps nobody busy."""
-    return {name: busy_s / told.duration_s if told.duration_s else 0.0 for name, busy_s in run.busy_s.items()}
 
 
 def _result(result: RequestResult) -> dict[str, object]:

@@ -31,8 +31,11 @@ KEYS = [
     "efficiency",
     "pool_tokens",
     "ssd_tokens",
+    "eviction",
+    "step_tokens",
     "conductors",
     "replication",
+    "balancing_threshold",
     "adaptive",
     "target_share",
     "failures",
@@ -123,6 +126,34 @@ def test_priorities_are_counted_apart_and_losses_are_told(words, capsys, tmp_pat
     assert [result["priority"] for result in found["per_request"]] == [3, 0]
     assert found["losses"] == sum(result["losses"] for result in found["per_request"]) == 1
     assert found["recomputed_tokens"] > 0
+
+
+def test_the_table_has_priorities_and_losses_where_there_are_any(words, capsys, tmp_path):
+    assert main(words) == 0
+    plain = capsys.readouterr().out
+    assert "priority" not in plain
+    assert "losses" not in plain
+    lines = [REQUESTS[0] | {"priority": 3}, REQUESTS[1]]
+    (tmp_path / "trace.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    assert main([*words, "--fail", "decode-2@0.075:0.2"]) == 0
+    told = dict(line.split("  ", 1) for line in capsys.readouterr().out.splitlines())
+    assert told["priority 3"].strip() == "1, 1 served (100.0%), 0 in both targets"
+    assert told["priority 0"].strip() == "1, 1 served (100.0%), 1 in both targets"
+    found = printed([*words, "--fail", "decode-2@0.075:0.2"], capsys)
+    assert told["losses"].strip() == (
+        f"1 of an instance under a request, {found['resumed']} went on elsewhere after a first token, "
+        f"{found['recomputed_tokens']} tokens computed again"
+    )
+
+
+def test_all_flags_of_the_cluster_are_in_the_object(words, capsys):
+    flags = ["--eviction", "length_aware", "--step-tokens", "1024", "--balancing-threshold", "2.5"]
+    found = printed([*words, *flags], capsys)
+    assert [found[key] for key in ("eviction", "step_tokens", "balancing_threshold")] == [
+        "length_aware",
+        1024,
+        2.5,
+    ]
 
 
 def test_each_request_is_told_where_that_is_asked_for(words, capsys):
