@@ -27,7 +27,7 @@ the best has most of it a GPU.
 import argparse
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -35,8 +35,8 @@ from moonpool.arguments import Command, positive, whole_number
 from moonpool.errors import EXIT_OK, CommandError, UsageError
 from moonpool.html_file import claim_html
 from moonpool.simulations.cluster_options import add_cluster_arguments, node_shape, placement_limits
-from moonpool.simulations.plan_report import as_page, as_table, split_object
-from moonpool.simulations.progress import TerminalProgress
+from moonpool.simulations.plan_report import as_page, as_table, found_line, split_object
+from moonpool.simulations.progress import Progress
 from moonpool.simulations.workload import (
     add_workload_arguments,
     read_workload,
@@ -170,20 +170,23 @@ def run(options: argparse.Namespace) -> int:
     except SetupError as error:
         raise CommandError(str(error)) from None
     try:
-        with TerminalProgress(len(splits), "splits", sys.stderr) as progress:
+        with Progress(len(splits), "splits", sys.stderr) as progress:
             done: list[Planned] = []
             planner = Planner(
                 requests, setup, nodes, limits, lambda split, speedup: progress.show(len(done), split.name)
             )
-            _plan_all(planner, splits, options, done)
+            for planned in _planned(planner, splits, options):
+                done.append(planned)
+                progress.finished(len(done), found_line(planned))
     except SetupError as error:
         raise CommandError(str(error)) from None
     if options.json:
         print(json.dumps(as_object(options, len(requests), gpus, done)))
     else:
-        print(as_table(done))
+        print(as_table(done, _is_fixed(options)))
     if options.html is not None:
-        options.html.write_text(as_page(f"Splits for {workload_name(options)}", done), encoding="utf-8")
+        page = as_page(f"Splits for {workload_name(options)}", done, _is_fixed(options))
+        options.html.write_text(page, encoding="utf-8")
     return EXIT_OK
 
 
@@ -227,18 +230,22 @@ def _nodes(options: argparse.Namespace) -> Callable[[int], NodeShape]:
     return partial(instance_of, node=node, efficiency=options.efficiency)
 
 
-def _plan_all(
-    planner: Planner, splits: Sequence[Split], options: argparse.Namespace, done: list[Planned]
-) -> None:
-    """Into `done`. Each search begins where the one before ended: neighbours are alike."""
+def _planned(planner: Planner, splits: Sequence[Split], options: argparse.Namespace) -> Iterator[Planned]:
+    """Each search begins where the one before ended: neighbours are alike."""
     guess = 1.0
     for split in splits:
-        if options.speedup is not None or options.rate is not None:
-            done.append(planner.fixed(split, options.speedup or 1.0))
-        else:
-            done.append(planner.highest(split, guess))
-        best = done[-1].best
-        guess = best.speedup if best is not None else guess
+        planned = (
+            planner.fixed(split, options.speedup or 1.0)
+            if _is_fixed(options)
+            else planner.highest(split, guess)
+        )
+        yield planned
+        guess = guess if planned.best is None else planned.best.speedup
+
+
+def _is_fixed(options: argparse.Namespace) -> bool:
+    """Whether nothing is searched: each split is simulated at the one rate that is named."""
+    return options.speedup is not None or options.rate is not None
 
 
 def as_object(

@@ -43,7 +43,7 @@ from moonpool.html_file import claim_html
 from moonpool.simulations.cluster_options import add_cluster_arguments, node_shape, placement_limits
 from moonpool.simulations.cluster_table import as_table, busy_shares, cluster_rows
 from moonpool.simulations.page import as_page
-from moonpool.simulations.progress import TerminalProgress
+from moonpool.simulations.progress import Progress
 from moonpool.simulations.workload import (
     add_workload_arguments,
     read_workload,
@@ -126,7 +126,7 @@ def run(options: argparse.Namespace) -> int:
     requests = read_workload(options)
     claim_html(options.html)
     try:
-        with TerminalProgress(len(requests), "requests", sys.stderr) as progress:
+        with Progress(len(requests), "requests", sys.stderr) as progress:
             simulated = simulate_cluster(requests, setup, progress.show)
     except SetupError as error:
         raise CommandError(str(error)) from None

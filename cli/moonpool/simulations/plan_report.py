@@ -9,10 +9,10 @@ from moonpool.table import format_table
 from simulator.planning import Planned, best_of
 from simulator.results import Distribution
 
-HEADER = (
-    "split",
-    "GPUs each",
-    "highest rate/s",
+HIGHEST_RATE = "highest rate/s"
+FIXED_RATE = "rate/s"
+"""Where nothing was searched."""
+OTHER_COLUMNS = (
     "attained",
     "goodput/s",
     "goodput/s a GPU",
@@ -45,9 +45,9 @@ def split_object(planned: Planned) -> dict[str, object]:
     }
 
 
-def as_table(planned: Sequence[Planned]) -> str:
-    """A line a split, and which is best."""
-    return f"{format_table(HEADER, [_row(one) for one in planned])}\n{best_line(planned)}"
+def as_table(planned: Sequence[Planned], fixed: bool) -> str:
+    """A line a split, and which is best; `fixed`: each at a rate that was named."""
+    return f"{format_table(_header(fixed), [_row(one) for one in planned])}\n{best_line(planned)}"
 
 
 def best_line(planned: Sequence[Planned]) -> str:
@@ -61,7 +61,14 @@ def best_line(planned: Sequence[Planned]) -> str:
     )
 
 
-def as_page(title: str, planned: Sequence[Planned]) -> str:
+def found_line(planned: Planned) -> str:
+    """What is said of one split as soon as it is done."""
+    split, best = planned.split, planned.best
+    found = "not at any rate" if best is None else f"{best.goodput_per_s:.3f} requests/s"
+    return f"{split.name} of {split.gpus_per_instance} GPUs each, {found} within both targets"
+
+
+def as_page(title: str, planned: Sequence[Planned], fixed: bool) -> str:
     """The curve over the share of the instances that prefill, a line for each number of GPUs an instance; a
     bar for each split, coupled ones too; and the table."""
     bars = [(f"{one.split.name} of {one.split.gpus_per_instance}", one.goodput_per_gpu_s) for one in planned]
@@ -76,7 +83,7 @@ def as_page(title: str, planned: Sequence[Planned]) -> str:
                 ),
             ),
             ("Goodput a GPU of every split", charts.bar_chart(bars, y="requests/s a GPU")),
-            ("Splits", charts.table(HEADER, [_row(one) for one in planned])),
+            ("Splits", charts.table(_header(fixed), [_row(one) for one in planned])),
         ],
     )
 
@@ -91,6 +98,10 @@ def curves(planned: Sequence[Planned]) -> list[Series]:
             points.setdefault(split.gpus_per_instance, []).append((share, one.goodput_per_gpu_s))
     series = [Series(f"{gpus} GPUs an instance", curve) for gpus, curve in points.items()]
     return series[: charts.SERIES_MAX]
+
+
+def _header(fixed: bool) -> tuple[str, ...]:
+    return ("split", "GPUs each", FIXED_RATE if fixed else HIGHEST_RATE, *OTHER_COLUMNS)
 
 
 def _row(planned: Planned) -> tuple[str, ...]:

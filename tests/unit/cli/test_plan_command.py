@@ -64,8 +64,9 @@ SPLIT_KEYS = [
 def printed(words, capsys):
     assert main([*words, "--json"]) == 0
     out, err = capsys.readouterr()
-    assert err == ""
-    return json.loads(out)
+    found = json.loads(out)
+    assert err.count("\n") == len(found["splits"])
+    return found
 
 
 def planned(split: Split, goodput_per_s: float | None) -> Planned:
@@ -132,8 +133,9 @@ def test_parallelism_tries_each_number_of_gpus(capsys):
 
 
 def test_the_table_has_a_line_for_each_split_and_the_best():
-    lines = as_table(PLANNED).splitlines()
+    lines = as_table(PLANNED, fixed=False).splitlines()
     assert len(lines) == 1 + len(PLANNED) + 1
+    assert "highest rate/s" in lines[0]
     assert lines[1].split()[:6] == ["1P+3D", "8", "3.200", "100.0%", "3.200", "0.1000"]
     assert lines[4].split()[2:5] == ["1.600", "or", "more"]
     assert lines[5].split()[3:5] == ["-", "-"]
@@ -142,7 +144,7 @@ def test_the_table_has_a_line_for_each_split_and_the_best():
 
 
 def test_the_page_shows_the_curve():
-    page = as_page("Splits", PLANNED)
+    page = as_page("Splits", PLANNED, fixed=False)
     assert page.startswith("<!doctype html>")
     assert [one.name for one in curves(PLANNED)] == ["8 GPUs an instance", "16 GPUs an instance"]
     assert curves(PLANNED)[0].points == [(0.25, 0.1), (0.75, 0.2)]
@@ -157,7 +159,15 @@ def test_the_page_shows_the_curve():
 def test_the_command_writes_the_page_and_the_table(tmp_path, capsys):
     page = tmp_path / "plan.html"
     assert main([*WORDS, "--rate", "1", "--html", str(page)]) == 0
-    out = capsys.readouterr().out
+    out, err = capsys.readouterr()
+    # Nothing was searched.
+    for text in (out, page.read_text()):
+        assert "rate/s" in text
+        assert "highest" not in text
+    first, second = err.splitlines()
+    assert first.startswith("1 of 2 splits, ")
+    assert ": 1P+1D of 8 GPUs each, " in first
+    assert second.startswith("2 of 2 splits, ")
     assert "best: " in out
     assert out.splitlines()[-1] in page.read_text()
 

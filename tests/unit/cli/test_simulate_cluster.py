@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from moonpool.__main__ import main
-from moonpool.simulations.progress import INTERVAL_S, TerminalProgress
+from moonpool.simulations.progress import INTERVAL_S, Progress
 
 pytestmark = pytest.mark.unit
 
@@ -329,7 +329,7 @@ def test_progress_is_one_line_of_a_terminal(monkeypatch):
     clock = iter([0.0, INTERVAL_S / 2, INTERVAL_S, INTERVAL_S * 1.5, INTERVAL_S * 2.5])
     monkeypatch.setattr("moonpool.simulations.progress.monotonic", lambda: next(clock))
     terminal = Terminal()
-    with TerminalProgress(4, "requests", terminal) as progress:
+    with Progress(4, "requests", terminal) as progress:
         for done in range(1, 5):
             progress.show(done)
     assert "1 of 4" not in terminal.getvalue()
@@ -337,3 +337,11 @@ def test_progress_is_one_line_of_a_terminal(monkeypatch):
     assert "4 of 4 requests (100%)" in terminal.getvalue()
     assert "\n" not in terminal.getvalue()
     assert terminal.getvalue().endswith("\r\x1b[K")
+
+
+def test_parts_that_are_done_are_lines_where_there_is_no_terminal():
+    for out, said in ((io.StringIO(), "1 of 4 splits, 0 s: 1P+3D\n"), (Terminal(), "\r\x1b[K")):
+        with Progress(4, "splits", out) as progress:
+            progress.show(0, "1P+3D")
+            progress.finished(1, "1P+3D")
+        assert out.getvalue() == said
