@@ -2,7 +2,9 @@
 
 Requests are sent by their timestamps, `--speedup` times as fast, whatever has become of those before. Each is
 a streamed completion: one token for `--scale` tokens of the trace, equal blocks of the trace as equal tokens,
-so that prefixes are shared as in the trace, and exactly as many tokens to answer with. What was an answer in
+so that prefixes are shared as in the trace, and exactly as many tokens to answer with. A request's priority
+goes with it (`priority`), where the trace has one that is not 0, and with `--send-targets` so do the targets
+(`ttft_ms_max`, `tbt_ms_max`): one that the cluster cannot serve within them is refused. What was an answer in
 the trace comes back as part of a later prompt with tokens of its own: the cluster's answers are other ones.
 
 Times of a request count from its sending. How late it was sent itself is told apart: by more than a trifle
@@ -11,6 +13,7 @@ only where `--in-flight-max` were open, or this process could not follow.
 `--json` prints one object; a rate is per second, and null where there was no time to tell it from:
 
     trace, url, model, context_tokens, scale, speedup, seed, in_flight_max, ttft_target_ms, tbt_target_ms
+    targets_sent        whether requests carried them
     complete            false where Ctrl-C ended it early
     began_unix_s        the time of day at its start, when the first request was due
     requests            of the trace, after --limit
@@ -100,7 +103,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=positive(TARGET_MS_MAX),
         default=TTFT_TARGET_MS_DEFAULT,
         metavar="MS",
-        help="target of the time to first token, to judge answers by: requests do not carry it "
+        help="target of the time to first token, to judge answers by; see --send-targets "
         f"(default {TTFT_TARGET_MS_DEFAULT:g})",
     )
     parser.add_argument(
@@ -109,6 +112,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=TBT_TARGET_MS_DEFAULT,
         metavar="MS",
         help=f"target of the time between tokens, likewise (default {TBT_TARGET_MS_DEFAULT:g})",
+    )
+    parser.add_argument(
+        "--send-targets",
+        action="store_true",
+        help="requests carry both targets, as ttft_ms_max and tbt_ms_max, so that the cluster refuses what "
+        "it cannot serve within them (default: the cluster goes by its own)",
     )
     parser.add_argument(
         "--in-flight-max",
@@ -202,7 +211,14 @@ def _replay(plan: Schedule, target: Target, seed: int, options: argparse.Namespa
 
     results = Results()
     config = SenderConfig(
-        target, options.scale, seed, options.token_ids, options.in_flight_max, options.timeout
+        target,
+        options.scale,
+        seed,
+        options.token_ids,
+        options.in_flight_max,
+        options.timeout,
+        ttft_ms_max=options.ttft_ms if options.send_targets else None,
+        tbt_ms_max=options.tbt_ms if options.send_targets else None,
     )
 
     async def replay() -> None:
@@ -237,6 +253,7 @@ def _report(
         seed=seed,
         in_flight_max=options.in_flight_max,
         targets=targets,
+        targets_sent=options.send_targets,
         requests=len(plan.requests) + len(plan.too_long),
         too_long=plan.too_long,
         reusable_rate=reusable_tokens(plan.requests, options.scale) / prompt_tokens,

@@ -27,6 +27,8 @@ class ReplayReport:
     seed: int
     in_flight_max: int
     targets: Targets
+    targets_sent: bool
+    """With each request; else answers are judged by them, and nobody is told."""
     requests: int
     """Of the trace, before those that do not fit are left out."""
     too_long: tuple[ScheduledRequest, ...]
@@ -51,6 +53,7 @@ def as_object(report: ReplayReport) -> dict[str, object]:
         "in_flight_max": report.in_flight_max,
         "ttft_target_ms": report.targets.ttft_s * 1e3,
         "tbt_target_ms": report.targets.tbt_s * 1e3,
+        "targets_sent": report.targets_sent,
         "complete": report.complete,
         "began_unix_s": report.began_unix_s,
         "requests": report.requests,
@@ -119,6 +122,7 @@ def count_rows(report: ReplayReport) -> list[tuple[str, str]]:
     summary = report.summary
     good_share = summary.good / summary.sent if summary.sent else 0.0
     targets = f"TTFT {short(report.targets.ttft_s * 1e3)} ms, TBT {short(report.targets.tbt_s * 1e3)} ms"
+    targets += ", which requests carried" if report.targets_sent else ""
     return [
         ("model", f"{report.model}, context {report.context_tokens}"),
         ("trace tokens per token", short(report.scale)),

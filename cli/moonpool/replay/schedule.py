@@ -19,6 +19,7 @@ class ScheduledRequest:
     block_ids: tuple[int, ...]
     prompt_tokens: int
     output_tokens: int
+    priority: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,7 @@ def schedule(
             traced.block_ids,
             max(1, _scaled(traced.input_tokens, scale)),
             max(1, _scaled(traced.output_tokens, scale)),
+            traced.priority,
         )
         for number, traced in ordered
     ]

@@ -27,7 +27,8 @@ CONNECTION_FAILED = "connection_failed"
 @dataclass(frozen=True, slots=True)
 class SenderConfig:
     """`in_flight_max` requests are open at once; one that is due while there are so many is sent late.
-    `silence_s_max`: a request whose answer says nothing for so long has failed."""
+    `silence_s_max`: a request whose answer says nothing for so long has failed. Targets that are None are not
+    sent: the cluster's own hold."""
 
     target: Target
     scale: float
@@ -35,6 +36,8 @@ class SenderConfig:
     tokens: TokenRange
     in_flight_max: int
     silence_s_max: float
+    ttft_ms_max: float | None = None
+    tbt_ms_max: float | None = None
 
 
 async def send_all(requests: Sequence[ScheduledRequest], config: SenderConfig, results: Results) -> None:
@@ -115,7 +118,7 @@ class _Sending:
         config = self._config
         ends = block_ends(request, config.scale)
         prompt = prompt_token_ids(request.block_ids, ends, config.seed, config.tokens)
-        body = {
+        body: dict[str, object] = {
             "model": config.target.model,
             "prompt": prompt,
             "max_tokens": request.output_tokens,
@@ -125,6 +128,13 @@ class _Sending:
             "stream_options": {"include_usage": True},
             "return_token_ids": True,
         }
+        # Other servers may refuse what they do not know, so these are there only where they say something.
+        if request.priority:
+            body["priority"] = request.priority
+        if config.ttft_ms_max is not None:
+            body["ttft_ms_max"] = config.ttft_ms_max
+        if config.tbt_ms_max is not None:
+            body["tbt_ms_max"] = config.tbt_ms_max
         return orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)
 
     def _failed(self, request: ScheduledRequest, sent_s: float, reason: str, message: str) -> Record:

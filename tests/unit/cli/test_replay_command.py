@@ -107,6 +107,27 @@ def test_a_trace_is_sent_as_it_is_and_told_in_one_object(server, trace, capsys):
     assert (printed["tbt_ms"]["n"], printed["gap_ms"]["n"]) == (2, 9 + 19)
 
 
+def test_priorities_are_sent_and_targets_where_that_is_asked_for(server, tmp_path, capsys):
+    path = tmp_path / "trace.jsonl"
+    line = {"input_length": 64, "output_length": 2}
+    priorities = [{"priority": 7}, {}, {"priority": -3}, {"priority": 0}]
+    path.write_text(
+        "".join(
+            json.dumps(line | {"timestamp": 100 * number, "hash_ids": [number]} | priority) + "\n"
+            for number, priority in enumerate(priorities)
+        )
+    )
+    assert run_json(server, path, capsys)["targets_sent"] is False
+    assert [body.get("priority", "none") for body in server.asked] == [7, "none", -3, "none"]
+    assert not {"ttft_ms_max", "tbt_ms_max"} & {key for body in server.asked for key in body}
+    server.asked.clear()
+    flags = ("--send-targets", "--ttft-ms", "1500.5", "--tbt-ms", "70")
+    assert run_json(server, path, capsys, *flags)["targets_sent"] is True
+    assert [(body["ttft_ms_max"], body["tbt_ms_max"]) for body in server.asked] == [(1500.5, 70.0)] * 4
+    assert main(["replay", "--trace", str(path), "--url", server.url, *flags]) == 0
+    assert ", which requests carried)" in capsys.readouterr().out
+
+
 def test_the_keys_are_those_that_are_documented(server, trace, capsys):
     printed = run_json(server, trace, capsys, "--scale", "8", "--speedup", "1000")
     documented = set(re.findall(r"[a-z0-9_]+", (replay.__doc__ or "").partition("`--json`")[2]))
