@@ -1,7 +1,7 @@
 """Takes over placement: python external_scheduler.py nats://127.0.0.1:4222 (docs/schedulers.md)."""
 
+import argparse
 import asyncio
-import sys
 import time
 
 import nats
@@ -51,4 +51,6 @@ async def main(url: str) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1]))
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("nats_url")
+    asyncio.run(main(parser.parse_args().nats_url))
