@@ -1,4 +1,4 @@
-"""The scheduler of examples/ says how it is called; what it does is tests/integration/test_external_scheduler.py."""
+"""The scheduler of examples/ says how it is called. At work: tests/integration/test_external_scheduler.py."""
 
 import subprocess
 import sys
