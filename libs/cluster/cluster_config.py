@@ -123,6 +123,18 @@ def config_of(document: Document) -> ClusterConfig:
     )
 
 
+def faults(document: Document) -> dict[str, str]:
+    """Why a setting's value is none that it can have, by name. With one of them services pass over all of the
+    document."""
+    found = {}
+    for name, value in document.items():
+        try:
+            config_of({name: value})
+        except ConfigError as error:
+            found[name] = str(error).removeprefix(f"{name}: ")
+    return found
+
+
 def with_settings(document: Document, assignments: Mapping[str, str]) -> Document:
     """The document with these settings, from text. ConfigError names the setting and its limit."""
     changed = dict(document)

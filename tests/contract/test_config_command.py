@@ -7,6 +7,7 @@ import pytest
 from tests.support.control_worlds import connected
 
 from cluster import keys
+from cluster.cluster_config import SETTINGS
 from moonpool.__main__ import main
 from moonpool.servers import ServerProcess
 
@@ -34,7 +35,9 @@ def config(etcd: ServerProcess, capsys: pytest.CaptureFixture[str]) -> Typed:
 
 def test_what_is_set_is_shown_until_it_is_unset(config: Typed) -> None:
     status, text, _ = config("show", "--json")
-    assert (status, json.loads(text)) == (0, {"revision": 0, "settings": {}})
+    told = json.loads(text)
+    assert (status, told["revision"], told["settings"], told["not_valid"]) == (0, 0, {}, {})
+    assert list(told["known"]) == list(SETTINGS)
     status, text, _ = config("set", "ttft_ms_default=500", "strategy=joint", "--json")
     told = json.loads(text)
     assert (status, told["settings"]) == (0, {"ttft_ms_default": 500.0, "strategy": "joint"})
@@ -83,6 +86,18 @@ async def test_what_another_broke_is_named_and_can_be_cleared(config: Typed) -> 
     assert (status, json.loads(text)["settings"]) == (0, {})
     status, text, _ = await asyncio.to_thread(config, "show", "--json")
     assert (status, json.loads(text)["settings"]) == (0, {})
+
+
+async def test_what_services_pass_over_is_marked(config: Typed) -> None:
+    await _put(config.url, b'{"tbt_ms_default": true, "strategy": "joint"}')
+    status, text, _ = await asyncio.to_thread(config, "show", "--json")
+    told = json.loads(text)
+    assert (status, told["not_valid"]) == (0, {"tbt_ms_default": "True is not a number"})
+    assert told["settings"] == {"tbt_ms_default": True, "strategy": "joint"}
+    _, text, _ = await asyncio.to_thread(config, "show")
+    assert "not valid: True is not a number" in text
+    status, text, _ = await asyncio.to_thread(config, "unset", "tbt_ms_default", "--json")
+    assert (status, json.loads(text)["settings"]) == (0, {"strategy": "joint"})
 
 
 def test_without_a_control_plane_it_says_so_in_time(capsys: pytest.CaptureFixture[str]) -> None:

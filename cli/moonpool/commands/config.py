@@ -3,10 +3,13 @@ take over at once.
 
 Each prints what is set then; `--json` as one object:
 
-    {"revision", "settings": {NAME: value, …}}
+    {"revision", "settings": {NAME: value, …}, "not_valid": {NAME: why, …},
+     "known": {NAME: {"allowed", "meaning"}, …}}
 
 `revision` is that of the control plane, 0 where nothing was ever set; services tell the one that they use as
-`moonpool_cluster_config_revision`. What is not set is each process's own setting.
+`moonpool_cluster_config_revision`. What is not set is each process's own setting. `not_valid` are those of
+`settings`, put there by other means, for which services pass over all that is set; `known` are all settings
+that there are.
 """
 
 import argparse
@@ -15,7 +18,8 @@ import json
 from collections.abc import Awaitable, Callable, Sequence
 
 from cluster import keys
-from cluster.cluster_config import SETTINGS, Document, with_settings, without_settings
+from cluster.cluster_config import SETTINGS, Document, faults, with_settings, without_settings
+from cluster.config import Setting
 from cluster.config_watch import change_document, read_document
 from cluster.control import ABSENT_REVISION, ControlPlane
 from cluster.errors import ConfigError, MoonpoolError, ProtocolError
@@ -28,6 +32,9 @@ from moonpool.table import format_table
 TIMEOUT_S_DEFAULT = 5.0
 TIMEOUT_S_MAX = 60.0
 NOT_SET = "-"
+PASSED_OVER = (
+    "While a value is not valid, services pass over all of this: the last valid configuration stays."
+)
 
 Change = Callable[[ControlPlane], Awaitable[tuple[Document, int]]]
 """What is set afterwards, and its revision."""
@@ -71,8 +78,14 @@ def assignments_of(arguments: Sequence[str]) -> dict[str, str]:
 
 def as_table(document: Document) -> str:
     """Every setting there is, and what is set that this version does not know."""
+    wrong = faults(document)
     rows = [
-        (name, _shown(document.get(name)), setting.limits(), setting.help)
+        (
+            name,
+            _shown(document.get(name)),
+            _allowed(setting),
+            f"not valid: {wrong[name]}" if name in wrong else setting.help,
+        )
         for name, setting in SETTINGS.items()
     ]
     unknown = [
@@ -80,13 +93,31 @@ def as_table(document: Document) -> str:
         for name, value in document.items()
         if name not in SETTINGS
     ]
-    return format_table(("setting", "value", "allowed", "meaning"), [*rows, *unknown])
+    table = format_table(("setting", "value", "allowed", "meaning"), [*rows, *unknown])
+    return f"{table}\n{PASSED_OVER}" if wrong else table
+
+
+def as_object(document: Document, revision: int) -> dict[str, object]:
+    """What `--json` prints; its keys are told at the top of this module."""
+    return {
+        "revision": revision,
+        "settings": document,
+        "not_valid": faults(document),
+        "known": {
+            name: {"allowed": _allowed(setting), "meaning": setting.help}
+            for name, setting in SETTINGS.items()
+        },
+    }
+
+
+def _allowed(setting: Setting) -> str:
+    return setting.limits() or ("true or false" if setting.kind is bool else "")
 
 
 def _run(options: argparse.Namespace, change: Change) -> int:
     document, revision = asyncio.run(_changed(options, change))
     if options.json:
-        print(json.dumps({"revision": revision, "settings": document}))
+        print(json.dumps(as_object(document, revision)))
     else:
         print(as_table(document))
     return EXIT_OK
