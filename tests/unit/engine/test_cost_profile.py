@@ -11,6 +11,7 @@ from engine.cost_profile import PROFILE_BLOCKS_MIN, fit, plan_profile, profile_s
 from engine.engine import Engine, KVLayout
 from engine.errors import EngineError
 from engine.loader import load_model
+from policy.core import CostCoefficients
 
 pytestmark = pytest.mark.unit
 
@@ -24,8 +25,8 @@ def test_the_fit_inverts_the_cost_model(blocks: int) -> None:
     ]
     decode_s = [d + e * p.sequences + f * p.sequences * (p.context_tokens + 1) for p in plan.decode]
     found = fit(plan, prefill_s, decode_s, transfer_fixed_s=1e-3, transfer_bytes_per_s=1e9)
-    assumed_ssd = (1e-3, 1e9)
-    assert astuple(found) == pytest.approx((a, b, c, d, e, f, 1e-3, 1e9, *assumed_ssd), rel=1e-6)
+    coefficients = CostCoefficients(a, b, c, d, e, f, transfer_fixed_s=1e-3, transfer_bytes_per_s=1e9)
+    assert astuple(found) == pytest.approx(astuple(coefficients), rel=1e-6)
 
 
 def test_noise_never_makes_a_coefficient_negative() -> None:
