@@ -34,7 +34,12 @@ from pathlib import Path
 from moonpool.arguments import Command, positive, whole_number
 from moonpool.errors import EXIT_OK, CommandError, UsageError
 from moonpool.html_file import claim_html
-from moonpool.simulations.cluster_options import add_cluster_arguments, node_shape, placement_limits
+from moonpool.simulations.cluster_options import (
+    add_cluster_arguments,
+    cluster_object,
+    node_shape,
+    placement_limits,
+)
 from moonpool.simulations.plan_report import as_page, as_table, found_line, split_object
 from moonpool.simulations.progress import Progress
 from moonpool.simulations.workload import (
@@ -259,17 +264,7 @@ def as_object(
         "gpus": gpus,
         "policy": options.policy,
         "admission": options.admission,
-        "model": options.model,
-        "efficiency": options.efficiency,
-        "pool_tokens": options.pool_tokens,
-        "ssd_tokens": options.ssd_tokens,
-        "eviction": options.eviction,
-        "step_tokens": options.step_tokens,
-        "conductors": options.conductors,
-        "replication": options.replication,
-        "balancing_threshold": options.balancing_threshold,
-        "adaptive": options.adaptive,
-        "target_share": options.target_share,
+        **cluster_object(options),
         "ttft_s_max": options.ttft_s,
         "tbt_s_max": options.tbt_s,
         "tbt_measure": options.tbt_measure,

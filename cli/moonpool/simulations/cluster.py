@@ -40,7 +40,12 @@ from kvindex.core import InstanceId
 from moonpool.arguments import Command, positive, whole_number
 from moonpool.errors import EXIT_OK, CommandError, UsageError
 from moonpool.html_file import claim_html
-from moonpool.simulations.cluster_options import add_cluster_arguments, node_shape, placement_limits
+from moonpool.simulations.cluster_options import (
+    add_cluster_arguments,
+    cluster_object,
+    node_shape,
+    placement_limits,
+)
 from moonpool.simulations.cluster_table import as_table, busy_shares, cluster_rows
 from moonpool.simulations.page import as_page
 from moonpool.simulations.progress import Progress
@@ -171,17 +176,7 @@ def as_object(options: argparse.Namespace, run: SimulatedRun, told: Summary) -> 
         "policy": options.policy,
         "admission": options.admission,
         "speedup": options.speedup,
-        "model": options.model,
-        "efficiency": options.efficiency,
-        "pool_tokens": options.pool_tokens,
-        "ssd_tokens": options.ssd_tokens,
-        "eviction": options.eviction,
-        "step_tokens": options.step_tokens,
-        "conductors": options.conductors,
-        "replication": options.replication,
-        "balancing_threshold": options.balancing_threshold,
-        "adaptive": options.adaptive,
-        "target_share": options.target_share,
+        **cluster_object(options),
         "failures": [asdict(one) for one in options.fail],
         "joins": [asdict(one) for one in options.join],
         "ttft_s_max": options.ttft_s,

@@ -2,6 +2,7 @@
 simulator's own."""
 
 import argparse
+from collections.abc import Mapping
 
 from moonpool.arguments import positive, seconds, whole_number, words
 from policy.choice import AdmissionMode, PlacementLimits, Strategy
@@ -144,3 +145,20 @@ def placement_limits(options: argparse.Namespace) -> PlacementLimits:
         target_share=options.target_share,
         adaptive=options.adaptive,
     )
+
+
+def cluster_object(options: argparse.Namespace) -> Mapping[str, object]:
+    """What `--json` prints of instances, conductors and how limits are held."""
+    return {
+        "model": options.model,
+        "efficiency": options.efficiency,
+        "pool_tokens": options.pool_tokens,
+        "ssd_tokens": options.ssd_tokens,
+        "eviction": options.eviction,
+        "step_tokens": options.step_tokens,
+        "conductors": options.conductors,
+        "replication": options.replication,
+        "balancing_threshold": options.balancing_threshold,
+        "adaptive": options.adaptive,
+        "target_share": options.target_share,
+    }
