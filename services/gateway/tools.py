@@ -1,0 +1,177 @@
+"""Tools that a request offers, and what it asks of them: checked, as frozen data. Pure.
+
+Knows neither how a model is told of them (`gateway.chat_messages`) nor how it writes a call
+(`gateway.tool_formats`).
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+import msgspec
+
+from gateway.api_errors import invalid
+from gateway.api_types import ChatRequest
+from gateway.ranges import check_count, check_range
+from gateway.structure import NamedStructure, structure_of
+from gateway.tool_schema import SchemaTooDeepError, calls_schema
+from gateway.tool_types import FunctionDefinition, NamedToolChoice, ToolDefinition
+from policy.core import STRUCTURE_BYTES_MAX, StructureKind, StructureSpec
+
+TOOLS_MAX = 128
+TOOL_NAME_CHARS_MAX = 64
+TOOL_DESCRIPTION_CHARS_MAX = 64 * 1024
+NO_PARAMETERS = '{"type":"object","properties":{}}'
+
+_NAME = re.compile(r"[a-zA-Z0-9_-]*")
+
+
+class ToolChoice(StrEnum):
+    """Who decides whether a tool is called. There is no `none`: such a request has no ToolUse."""
+
+    AUTO = "auto"
+    REQUIRED = "required"
+    NAMED = "named"
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """`parameters` is the JSON of a schema, an object."""
+
+    name: str
+    description: str | None
+    parameters: str
+
+    @property
+    def schema(self) -> dict[str, object]:
+        return msgspec.json.decode(self.parameters, type=dict[str, object])
+
+    @property
+    def template_form(self) -> dict[str, object]:
+        """As chat templates read it."""
+        described = {} if self.description is None else {"description": self.description}
+        function = {"name": self.name, **described, "parameters": self.schema}
+        return {"type": "function", "function": function}
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUse:
+    """At least one tool, no two of one name. `named` is the tool to be called where `choice` is NAMED. Not
+    `parallel`: at most one call. `structure` is what a forced answer is held to: the parameters of the named
+    tool, or a list of calls of any tools; None where the model decides."""
+
+    tools: tuple[Tool, ...]
+    choice: ToolChoice
+    named: str | None = None
+    parallel: bool = True
+    structure: NamedStructure | None = None
+
+    @property
+    def names(self) -> frozenset[str]:
+        return frozenset(tool.name for tool in self.tools)
+
+    @property
+    def template_tools(self) -> list[dict[str, object]]:
+        return [tool.template_form for tool in self.tools]
+
+
+def tool_use_of(request: ChatRequest) -> ToolUse | None:
+    """What the request's `tools`, `tool_choice` and `parallel_tool_calls` ask for; None where no tool can
+    be called. Raises ApiError."""
+    choice = request.tool_choice
+    if not request.tools:
+        if choice not in (None, "none", "auto"):
+            raise invalid("tool_choice", "tool_choice asks for a call, but there are no tools")
+        return None
+    tools = _tools(request.tools)
+    if choice == "none":
+        return None
+    if choice in (None, "auto"):
+        _refuse_structure(request, "auto")
+        return ToolUse(tools, ToolChoice.AUTO, parallel=request.parallel_tool_calls is not False)
+    parallel = request.parallel_tool_calls is not False
+    if isinstance(choice, NamedToolChoice):
+        _refuse_structure(request, "a named function")
+        structure = _named_structure(tools, choice.function.name)
+        return ToolUse(tools, ToolChoice.NAMED, choice.function.name, parallel, structure)
+    _refuse_structure(request, "required")
+    return ToolUse(
+        tools, ToolChoice.REQUIRED, parallel=parallel, structure=_required_structure(tools, parallel)
+    )
+
+
+def _tools(definitions: Sequence[ToolDefinition]) -> tuple[Tool, ...]:
+    check_count("tools", definitions, TOOLS_MAX)
+    tools = tuple(
+        _tool(f"tools[{index}].function", definition.function) for index, definition in enumerate(definitions)
+    )
+    first_with: dict[str, int] = {}
+    for index, tool in enumerate(tools):
+        first = first_with.setdefault(tool.name, index)
+        if first != index:
+            param = f"tools[{index}].function.name"
+            raise invalid(param, f"{param} is {tool.name!r}, which tools[{first}] has already")
+    return tools
+
+
+def _tool(param: str, function: FunctionDefinition) -> Tool:
+    name_param = f"{param}.name"
+    check_range(f"{name_param} (characters)", len(function.name), 1, TOOL_NAME_CHARS_MAX, param=name_param)
+    if not _NAME.fullmatch(function.name):
+        raise invalid(
+            name_param, f"{name_param} is {function.name!r}, must have letters, digits, _ and - only"
+        )
+    description_param = f"{param}.description"
+    description_chars = len(function.description or "")
+    check_range(
+        f"{description_param} (characters)",
+        description_chars,
+        0,
+        TOOL_DESCRIPTION_CHARS_MAX,
+        param=description_param,
+    )
+    return Tool(function.name, function.description, _parameters(f"{param}.parameters", function.parameters))
+
+
+def _parameters(param: str, raw: msgspec.Raw) -> str:
+    written = bytes(raw)
+    if written in (b"", b"null"):
+        return NO_PARAMETERS
+    check_range(f"{param} (bytes)", len(written), 0, STRUCTURE_BYTES_MAX, param=param)
+    try:
+        msgspec.json.decode(written, type=dict[str, object])
+        return written.decode()
+    except (msgspec.ValidationError, UnicodeDecodeError, RecursionError) as error:
+        raise invalid(param, f"{param} must be a JSON schema, an object: {error}") from error
+
+
+def _named_structure(tools: Sequence[Tool], name: str) -> NamedStructure:
+    for index, tool in enumerate(tools):
+        if tool.name == name:
+            param = f"tools[{index}].function.parameters"
+            return NamedStructure(param, StructureSpec(StructureKind.JSON_SCHEMA, tool.parameters))
+    raise invalid("tool_choice", f"tool_choice names the function {name[:128]!r}, which no tool has")
+
+
+def _required_structure(tools: Sequence[Tool], parallel: bool) -> NamedStructure:
+    try:
+        schema = calls_schema([(tool.name, tool.schema) for tool in tools], parallel=parallel)
+    except SchemaTooDeepError as error:
+        raise invalid("tools", f"the schema of a tool's parameters {error}") from error
+    text = msgspec.json.encode(schema).decode()
+    check_range(
+        "tools (bytes of their schemas together)", len(text.encode()), 0, STRUCTURE_BYTES_MAX, param="tools"
+    )
+    return NamedStructure("tools", StructureSpec(StructureKind.JSON_SCHEMA, text))
+
+
+def _refuse_structure(request: ChatRequest, choice: str) -> None:
+    """An answer that is held to a form as a whole cannot be a call, and the other way round."""
+    structure = structure_of(request)
+    if structure is not None:
+        raise invalid(
+            structure.param,
+            f"{structure.param} and tools with tool_choice {choice} are both given; "
+            "an answer in that form calls no tool: give tool_choice none, or no form",
+        )
