@@ -1,0 +1,141 @@
+"""What is around every call: its ids, error bodies, metrics and the log line.
+
+Knows no operation: what a call asks for and what it is answered is its handler's.
+"""
+
+import asyncio
+import secrets
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+import msgspec
+from aiohttp import web
+
+from cluster.logs import Logger
+from cluster.tracing import TraceContext
+from gateway.api_errors import INTERNAL, ApiError
+from gateway.metrics import GatewayMetrics
+from gateway.outbox import Ending
+from policy.core import RequestId
+
+REQUEST_ID_HEADER = "x-request-id"
+REQUEST_ID_CHARS_MAX = 128
+CLIENT_GONE_STATUS = 499
+"""In logs and metrics only: nobody is there to read it."""
+
+
+class ClientGoneError(Exception):
+    """The client closed its connection, or reads so slowly that we closed it."""
+
+
+@dataclass(slots=True)
+class Call:
+    """One HTTP request as it is logged. `request_id` is ours, `client_id` what the client is given back."""
+
+    route: str
+    request_id: RequestId
+    client_id: str
+    trace: TraceContext
+    arrived_at_s: float
+    ending: Ending | None = None
+    failure: ApiError | None = None
+
+
+Handle = Callable[[web.Request, Call], Awaitable[web.StreamResponse]]
+
+
+class Calls:
+    def __init__(self, metrics: GatewayMetrics, log: Logger) -> None:
+        self._metrics = metrics
+        self._log = log
+
+    def answered(self, route: str, handle: Handle) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+        """`handle` with everything around it."""
+
+        async def answer(request: web.Request) -> web.StreamResponse:
+            call = _call(route, request)
+            status = CLIENT_GONE_STATUS
+            try:
+                response = await self._respond(handle, request, call)
+                status = response.status if call.failure is None else call.failure.kind.status
+                return response
+            except (ConnectionError, ClientGoneError):
+                # Nobody reads it; the server takes it as the end of the connection.
+                return web.Response(status=CLIENT_GONE_STATUS)
+            finally:
+                self._record(call, status)
+
+        return answer
+
+    async def _respond(self, handle: Handle, request: web.Request, call: Call) -> web.StreamResponse:
+        try:
+            response = await handle(request, call)
+        except (ConnectionError, ClientGoneError):
+            raise
+        except Exception as error:
+            call.failure = self.failure(call, error)
+            response = error_response(call.failure)
+        if not response.prepared:
+            response.headers[REQUEST_ID_HEADER] = call.client_id
+        return response
+
+    def failure(self, call: Call, error: Exception) -> ApiError:
+        """What the client is told of it; what nobody expected is logged."""
+        if isinstance(error, ApiError):
+            return error
+        self._log.exception("request failed", error, request_id=call.request_id)
+        return ApiError(INTERNAL, "the gateway failed; see its log by the request id")
+
+    def _record(self, call: Call, status: int) -> None:
+        self._metrics.requests.labels(call.route, str(status)).inc()
+        failure, ending = call.failure, call.ending
+        if failure is not None and failure.reason is not None:
+            self._metrics.rejected.labels(failure.reason).inc()
+        if ending is not None:
+            self._metrics.prompt_tokens.inc(ending.prompt_tokens)
+            self._metrics.cached_tokens.inc(ending.cached_tokens)
+            self._metrics.completion_tokens.inc(ending.completion_tokens)
+        fields = {
+            "route": call.route,
+            "status": status,
+            "request_id": call.request_id,
+            "client_request_id": call.client_id,
+            "trace_id": call.trace.trace_id,
+            "elapsed_s": round(asyncio.get_running_loop().time() - call.arrived_at_s, 6),
+        }
+        if ending is not None:
+            fields |= {
+                "prompt_tokens": ending.prompt_tokens,
+                "cached_tokens": ending.cached_tokens,
+                "completion_tokens": ending.completion_tokens,
+                "finish_reason": ending.reason.value,
+            }
+        if failure is not None:
+            fields |= {"error": failure.message, "param": failure.param}
+        self._log.info("request", **fields)
+
+
+def _call(route: str, http: web.Request) -> Call:
+    request_id = RequestId(secrets.token_hex(16))
+    client_id = http.headers.get(REQUEST_ID_HEADER, "")
+    parent = TraceContext.parse(http.headers.get("traceparent", ""))
+    return Call(
+        route=route,
+        request_id=request_id,
+        client_id=client_id if _is_request_id(client_id) else request_id,
+        trace=TraceContext.new() if parent is None else parent.child(),
+        arrived_at_s=asyncio.get_running_loop().time(),
+    )
+
+
+def _is_request_id(text: str) -> bool:
+    """What is safe to log and to send back in a header."""
+    return 0 < len(text) <= REQUEST_ID_CHARS_MAX and text.isascii() and text.isprintable()
+
+
+def json_response(status: int, body: bytes, headers: dict[str, str] | None = None) -> web.Response:
+    return web.Response(status=status, body=body, content_type="application/json", headers=headers)
+
+
+def error_response(error: ApiError) -> web.Response:
+    return json_response(error.kind.status, msgspec.json.encode(error.body()), error.headers())

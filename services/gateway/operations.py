@@ -1,0 +1,75 @@
+"""The operations of the API, each declared once: what is routed and what the OpenAPI document describes.
+
+Data only: handlers are `gateway.routes`'s.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from msgspec import Struct
+
+from gateway.api_types import (
+    ChatChunk,
+    ChatCompletion,
+    ChatRequest,
+    CompletionRequest,
+    ModelList,
+    ModelObject,
+    TextCompletion,
+)
+
+
+class OperationName(StrEnum):
+    """Also the `route` of metrics and log lines."""
+
+    CHAT_COMPLETIONS = "chat_completions"
+    COMPLETIONS = "completions"
+    MODELS = "models"
+    MODEL = "model"
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """`path` as aiohttp writes it. `event` is what each event of a stream holds, where the operation can
+    stream. `error_statuses` are those with OpenAI's error body, beside 500. `needs_key`: the caller has to
+    say who it is where the gateway knows keys."""
+
+    method: str
+    path: str
+    name: OperationName
+    summary: str
+    request: type[Struct] | None
+    response: type[Struct]
+    event: type[Struct] | None = None
+    error_statuses: tuple[int, ...] = ()
+    needs_key: bool = True
+
+
+GENERATION_ERROR_STATUSES = (400, 401, 404, 408, 413, 429, 503, 504)
+
+OPERATIONS: tuple[Operation, ...] = (
+    Operation(
+        "POST",
+        "/v1/chat/completions",
+        OperationName.CHAT_COMPLETIONS,
+        "Answer a conversation",
+        ChatRequest,
+        ChatCompletion,
+        ChatChunk,
+        GENERATION_ERROR_STATUSES,
+    ),
+    Operation(
+        "POST",
+        "/v1/completions",
+        OperationName.COMPLETIONS,
+        "Continue a text",
+        CompletionRequest,
+        TextCompletion,
+        TextCompletion,
+        GENERATION_ERROR_STATUSES,
+    ),
+    Operation("GET", "/v1/models", OperationName.MODELS, "The models", None, ModelList, None, (401,)),
+    Operation(
+        "GET", "/v1/models/{model:.+}", OperationName.MODEL, "One model", None, ModelObject, None, (401, 404)
+    ),
+)
