@@ -4,7 +4,9 @@ The one place that pairs an HTTP status with an error type. Knows no route.
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from msgspec import UNSET
 
@@ -16,6 +18,7 @@ from protocol.answer import Fail, FailureKind
 REJECTED_REASON_HEADER = "x-moonpool-rejected-reason"
 RETRY_AFTER_S_DEFAULT = 1.0
 RETRY_AFTER_S_MAX = 600.0
+NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +31,7 @@ class ErrorKind:
 
 
 INVALID = ErrorKind(400, "invalid_request_error")
+UNAUTHORIZED = ErrorKind(401, "invalid_request_error", "invalid_api_key")
 NOT_FOUND = ErrorKind(404, "invalid_request_error", "not_found")
 MODEL_NOT_FOUND = ErrorKind(404, "invalid_request_error", "model_not_found")
 METHOD_NOT_ALLOWED = ErrorKind(405, "invalid_request_error", "method_not_allowed")
@@ -63,6 +67,7 @@ class ApiError(MoonpoolError):
         reason: str | None = None,
         retry_after_s: float | None = None,
         allow: str | None = None,
+        extra_headers: Mapping[str, str] = NO_HEADERS,
     ) -> None:
         super().__init__(message)
         self.kind = kind
@@ -72,13 +77,16 @@ class ApiError(MoonpoolError):
         self.reason = reason
         self.retry_after_s = retry_after_s
         self.allow = allow
+        self.extra_headers = extra_headers
 
     def body(self) -> ErrorBody:
         reason = UNSET if self.reason is None else self.reason
         return ErrorBody(ErrorObject(self.message, self.kind.type, self.param, self.code, reason))
 
     def headers(self) -> dict[str, str]:
-        headers = {}
+        headers = dict(self.extra_headers)
+        if self.kind is UNAUTHORIZED:
+            headers["WWW-Authenticate"] = "Bearer"
         if self.kind.status in _RETRY_STATUSES:
             retry_after_s = min(self.retry_after_s or RETRY_AFTER_S_DEFAULT, RETRY_AFTER_S_MAX)
             # Whole seconds by HTTP's rule; OpenAI's clients prefer the other, which says it exactly.

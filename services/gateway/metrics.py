@@ -12,7 +12,8 @@ _GAP_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 
 
 
 class GatewayMetrics:
-    """Labels are routes, statuses and reasons from fixed sets; no client's word ever becomes one."""
+    """Labels are routes, statuses and reasons from fixed sets, and tenants that API keys are configured for;
+    no client's word ever becomes one."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.requests = Counter(
@@ -66,4 +67,22 @@ class GatewayMetrics:
         )
         self.completion_tokens = Counter(
             "moonpool_gateway_completion_tokens", "Tokens of finished answers", registry=registry
+        )
+        self.tenant_requests = Counter(
+            "moonpool_gateway_tenant_requests",
+            "Requests with a tenant's API key",
+            ["tenant"],
+            registry=registry,
+        )
+        self.tenant_rejected = Counter(
+            "moonpool_gateway_tenant_rejected_requests",
+            "Requests beyond a tenant's own limits",
+            ["tenant", "reason"],
+            registry=registry,
+        )
+        self.tenant_tokens = Counter(
+            "moonpool_gateway_tenant_tokens",
+            "Tokens of prompts and answers that count against a tenant's limit",
+            ["tenant"],
+            registry=registry,
         )

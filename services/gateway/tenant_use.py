@@ -1,0 +1,175 @@
+"""What tenants use at this gateway: `tenant_limits` with a clock, the number of gateways, and metrics.
+
+A request enters before its body is read and leaves with its last byte; in between it sets tokens aside.
+Keeps one small state per tenant that has come, and knows no HTTP but the names of headers.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+from gateway.api_errors import OVERLOADED, ApiError, invalid
+from gateway.identity import Caller
+from gateway.metrics import GatewayMetrics
+from gateway.tenant_limits import (
+    Reason,
+    Refusal,
+    Share,
+    TenantLimits,
+    Use,
+    brought_up,
+    entered,
+    header_lines,
+    left,
+    reserved,
+    share_of,
+)
+
+OUTPUT_TOKENS_RESERVED_DEFAULT = 1024
+"""Set aside for an answer whose length the client does not bound; what it really takes is counted."""
+_TOLD = {
+    Reason.REQUESTS: "the limit of {requests_per_minute} requests a minute of this API key's tenant is reached",
+    Reason.TOKENS: "the limit of {tokens_per_minute} tokens a minute of this API key's tenant is reached",
+    Reason.CONCURRENCY: "{concurrent_requests_max} requests at once, which is the limit of this API key's "
+    "tenant, are in progress",
+}
+
+
+class Entry:
+    """One request that has entered. `headers` tell the client what is left."""
+
+    def __init__(self, use: "TenantUse", caller: Caller) -> None:
+        self._use = use
+        self._caller = caller
+        self._prompt_tokens = 0
+        self._output_tokens = 0
+        self.reserved_tokens = 0
+
+    @property
+    def used_tokens(self) -> int:
+        return self._prompt_tokens + self._output_tokens
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        return self._use.headers(self._caller)
+
+    def reserve(self, prompt_tokens: int, output_tokens_max: int, *, output_param: str | None = None) -> None:
+        """Set tokens aside for all answers to the request; once, when its prompt is known. `output_param` is
+        what the client called the answer's bound, None where it gave none.
+
+        Raises ApiError: 400 where the whole limit is too small, 429 where what is left of it is.
+        """
+        self.reserved_tokens = self._use.reserve(self._caller, prompt_tokens, output_tokens_max, output_param)
+        self._prompt_tokens = prompt_tokens
+
+    def answered(self, output_tokens: int) -> None:
+        """So many more tokens of answers were generated."""
+        self._output_tokens += output_tokens
+
+
+class TenantUse:
+    def __init__(self, metrics: GatewayMetrics, clock: Callable[[], float]) -> None:
+        """`clock` is one that only runs forward."""
+        self._metrics = metrics
+        self._clock = clock
+        self._gateways = 1
+        self._uses: dict[str, Use] = {}
+        self._limits: dict[str, TenantLimits] = {}
+
+    @property
+    def gateways(self) -> int:
+        return self._gateways
+
+    def share_among(self, gateways: int) -> None:
+        """From now on limits are divided among so many gateways; what was gained before stays."""
+        now_s = self._clock()
+        for tenant, use in self._uses.items():
+            self._uses[tenant] = brought_up(use, self._share(self._limits[tenant]), now_s)
+        self._gateways = max(1, gateways)
+
+    def keep_only(self, tenants: Mapping[str, object]) -> None:
+        """Forget those that are no tenants any more and have nothing in progress."""
+        for tenant in [
+            name for name, use in self._uses.items() if name not in tenants and not use.concurrent
+        ]:
+            del self._uses[tenant], self._limits[tenant]
+
+    @contextmanager
+    def entered(self, caller: Caller) -> Iterator[Entry]:
+        """A place among the tenant's requests. Raises ApiError 429 where it has none left."""
+        limits = self._limits_of(caller)
+        outcome = entered(self._use_of(caller), self._share(limits), self._clock())
+        if isinstance(outcome, Refusal):
+            raise self._refused(outcome, caller)
+        self._uses[caller.tenant] = outcome
+        entry = Entry(self, caller)
+        try:
+            yield entry
+        finally:
+            self._uses[caller.tenant] = left(
+                self._use_of(caller),
+                self._share(self._limits[caller.tenant]),
+                entry.reserved_tokens,
+                entry.used_tokens,
+                self._clock(),
+            )
+            if caller.tenant:
+                self._metrics.tenant_tokens.labels(caller.tenant).inc(entry.used_tokens)
+
+    def reserve(
+        self, caller: Caller, prompt_tokens: int, output_tokens_max: int, output_param: str | None
+    ) -> int:
+        """How many tokens were set aside; see `Entry.reserve`."""
+        limits = self._limits_of(caller)
+        limit = limits.tokens_per_minute
+        if output_param is None:
+            output_tokens_max = min(output_tokens_max, OUTPUT_TOKENS_RESERVED_DEFAULT)
+            if limit is not None:
+                output_tokens_max = max(1, min(output_tokens_max, limit - prompt_tokens))
+        tokens = prompt_tokens + output_tokens_max
+        if limit is not None and tokens > limit:
+            raise invalid(
+                output_param or "prompt",
+                f"prompt ({prompt_tokens} tokens) and {output_param or 'answer'} ({output_tokens_max}) exceed "
+                f"{limit} tokens a minute, the limit of this API key's tenant: no wait makes room for them",
+                "tokens_per_minute_exceeded",
+            )
+        outcome = reserved(self._use_of(caller), self._share(limits), tokens, self._clock())
+        if isinstance(outcome, Refusal):
+            raise self._refused(outcome, caller)
+        self._uses[caller.tenant] = outcome
+        return tokens
+
+    def headers(self, caller: Caller) -> Mapping[str, str]:
+        """x-ratelimit-* as of now; none where there are no limits."""
+        limits = self._limits_of(caller)
+        share = self._share(limits)
+        use = brought_up(self._use_of(caller), share, self._clock())
+        return header_lines(use, limits, share, self._gateways)
+
+    def _use_of(self, caller: Caller) -> Use:
+        return self._uses.get(caller.tenant) or Use()
+
+    def _limits_of(self, caller: Caller) -> TenantLimits:
+        """Those that the request came with, also where others hold by now."""
+        limits = caller.limits or TenantLimits()
+        self._limits[caller.tenant] = limits
+        return limits
+
+    def _share(self, limits: TenantLimits) -> Share:
+        return share_of(limits, self._gateways)
+
+    def _refused(self, refusal: Refusal, caller: Caller) -> ApiError:
+        limits = self._limits_of(caller)
+        self._metrics.tenant_rejected.labels(caller.tenant, refusal.reason.value).inc()
+        message = _TOLD[refusal.reason].format(
+            requests_per_minute=limits.requests_per_minute,
+            tokens_per_minute=limits.tokens_per_minute,
+            concurrent_requests_max=limits.concurrent_requests_max,
+        )
+        return ApiError(
+            OVERLOADED,
+            message,
+            reason=refusal.reason,
+            retry_after_s=refusal.retry_after_s,
+            extra_headers=self.headers(caller),
+        )
