@@ -28,8 +28,8 @@ def new_key() -> str:
 
 
 def digest_of(key: str) -> bytes:
-    """The SHA-256 of a key. Text that is no UTF-8 has one, too: it is nobody's."""
-    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+    """The SHA-256 of a key. What is no text has one, too: it is nobody's."""
+    return hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest()
 
 
 def hash_line(key: str) -> str:

@@ -27,8 +27,8 @@ from gateway.tenant_limits import (
 OUTPUT_TOKENS_RESERVED_DEFAULT = 1024
 """Set aside for an answer whose length the client does not bound; what it really takes is counted."""
 _TOLD = {
-    Reason.REQUESTS: "the limit of {requests_per_minute} requests a minute of this API key's tenant is reached",
-    Reason.TOKENS: "the limit of {tokens_per_minute} tokens a minute of this API key's tenant is reached",
+    Reason.REQUESTS: "{requests_per_minute} requests a minute, the limit of this API key's tenant, are used up",
+    Reason.TOKENS: "{tokens_per_minute} tokens a minute, the limit of this API key's tenant, are used up",
     Reason.CONCURRENCY: "{concurrent_requests_max} requests at once, which is the limit of this API key's "
     "tenant, are in progress",
 }
@@ -129,8 +129,8 @@ class TenantUse:
         if limit is not None and tokens > limit:
             raise invalid(
                 output_param or "prompt",
-                f"prompt ({prompt_tokens} tokens) and {output_param or 'answer'} ({output_tokens_max}) exceed "
-                f"{limit} tokens a minute, the limit of this API key's tenant: no wait makes room for them",
+                f"prompt ({prompt_tokens} tokens) and {output_param or 'answer'} ({output_tokens_max}) are "
+                f"more than {limit} tokens a minute, the limit of this API key's tenant: no wait makes room for them",
                 "tokens_per_minute_exceeded",
             )
         outcome = reserved(self._use_of(caller), self._share(limits), tokens, self._clock())

@@ -13,7 +13,7 @@ Everything but `keys` may be left out. Pure but for `read_table`; errors name th
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 
@@ -32,6 +32,7 @@ NAME_RULE = "must be 1 to 64 letters, digits, -, _ and ., the first a letter or 
 HASH_RULE = "must be sha256: and 64 hexadecimal digits, as `moonpool keys hash` prints"
 _LIMIT_FIELDS = ("requests_per_minute", "tokens_per_minute", "concurrent_requests_max")
 _FIELDS = ("keys", *_LIMIT_FIELDS, "share_cache")
+_KEY_FIELDS = ("hash", "expires")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,7 @@ class Tenant:
     """`share_cache` names a group whose tenants find each other's cached prompts; empty: nobody else's."""
 
     name: str
-    limits: TenantLimits = TenantLimits()
+    limits: TenantLimits = field(default_factory=TenantLimits)
     share_cache: str = ""
 
 
@@ -105,9 +106,9 @@ def _keys_of(name: str, fields: object, where: str) -> list[KnownKey]:
     _check_name(name, where)
     if not isinstance(fields, dict):
         raise ConfigError(f"{where} must be a table")
-    for field in fields:
-        if field not in _FIELDS:
-            raise ConfigError(f"{where} {field[:64]} is unknown{hint(field, _FIELDS)}")
+    for known in fields:
+        if known not in _FIELDS:
+            raise ConfigError(f"{where} {known[:64]} is unknown{hint(known, _FIELDS)}")
     limits = TenantLimits(
         **{field: _limit(fields[field], f"{where} {field}") for field in _LIMIT_FIELDS if field in fields}
     )
@@ -123,9 +124,9 @@ def _key(tenant: Tenant, entry: object, where: str) -> KnownKey:
         return KnownKey(tenant, _digest(entry, where))
     if not isinstance(entry, dict) or not isinstance(entry.get("hash"), str):
         raise ConfigError(f'{where} must be a hash or {{ hash = "sha256:…", expires = TIME }}')
-    for field in entry:
-        if field not in ("hash", "expires"):
-            raise ConfigError(f"{where} {field[:64]} is unknown{hint(field, ('hash', 'expires'))}")
+    for name in entry:
+        if name not in _KEY_FIELDS:
+            raise ConfigError(f"{where} {name[:64]} is unknown{hint(name, _KEY_FIELDS)}")
     key = KnownKey(tenant, _digest(entry["hash"], where))
     if "expires" not in entry:
         return key
