@@ -15,11 +15,3 @@ class StepError(EngineError):
 
 class SamplingError(EngineError):
     """A sampling parameter outside its range."""
-
-
-class StructureError(EngineError):
-    """A structure that no answer can be held to, or a token that it does not allow."""
-
-
-class StructureBusyError(EngineError):
-    """Too many structures wait to be compiled; worth another try."""

@@ -11,8 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.step import MASK_WORD_BITS, Int32Array, SequenceStep, TokenMask, mask_words
+from engine.step import Int32Array, SequenceStep
 from policy.core import SamplingParams
+from structures.masks import MASK_WORD_BITS, TokenMask, mask_words
 
 
 def shape_(logits: Tensor, sequences: Sequence[SequenceStep]) -> None:

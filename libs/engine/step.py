@@ -12,13 +12,11 @@ import numpy.typing as npt
 
 from engine.errors import StepError
 from policy.core import SamplingParams, TokenLogprobs
+from structures.masks import TokenMask
 
 Int32Array = npt.NDArray[np.int32]
 Int64Array = npt.NDArray[np.int64]
 TokenIds = Int32Array | tuple[int, ...]
-TokenMask = Int32Array
-"""[vocabulary / 32, rounded up]: token i is allowed where bit i % 32 of word i // 32 is set."""
-MASK_WORD_BITS = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,11 +106,6 @@ class FlatStep:
         blocks, offsets = np.divmod(self.slots, block_tokens)
         full: Int64Array = blocks[offsets == block_tokens - 1]
         return full
-
-
-def mask_words(vocab_size: int) -> int:
-    """Length of a TokenMask."""
-    return -(-vocab_size // MASK_WORD_BITS)
 
 
 def flatten(sequences: Sequence[SequenceStep], limits: StepLimits) -> FlatStep:

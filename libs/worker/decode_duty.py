@@ -22,7 +22,6 @@ from cluster.messages import (
     Reserved,
     Resume,
 )
-from engine.structured import CompiledStructure
 from kvindex.core import InstanceId
 from kvpool import NoBlocksError
 from kvtransfer import TransferError, checksum
@@ -30,6 +29,7 @@ from policy.core import RequestId, RunningRequest
 from protocol import reservation
 from protocol.parts import PartBuffer
 from protocol.reservation import Admit, Phase
+from structures.matcher import CompiledStructure
 from worker.handover import block_ranges
 from worker.held import HeldRequest
 from worker.held_table import HeldTable

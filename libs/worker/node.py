@@ -14,7 +14,6 @@ from cluster.service import ServiceContext
 from engine.backend import Backend, choose_ops
 from engine.engine import Engine
 from engine.loader import load_model
-from engine.structure_compiler import StructureCompiler
 from kvhash import BLOCK_TOKENS, Namespace, namespace
 from kvindex.core import Tier
 from kvpool import SwapSlots
@@ -22,6 +21,7 @@ from kvpool.mover import TierMover
 from policy.core import CostCoefficients
 from policy.evict import cost_doubles_at_blocks
 from policy.plan_step import StepLimits
+from structures.compiler import StructureCompiler
 from worker.config import WorkerConfig
 from worker.cost_meter import CostMeter
 from worker.ended import EndedRequests

@@ -10,11 +10,11 @@ from collections.abc import Callable, Mapping
 from cluster.bus import Handler, Received
 from cluster.messages import Accepted, RefusalReason, Refused, Submit
 from cluster.tracing import TraceContext
-from engine.structured import Matcher
 from kvindex.core import InstanceId
 from policy.core import QueuedRequest, RequestId
 from protocol import prefill
 from protocol.parts import PartBuffer
+from structures.matcher import Matcher
 from worker.intake import WorkError, checked_prompt
 from worker.node import Node
 from worker.prefill_request import PrefillRequest

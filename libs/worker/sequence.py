@@ -7,11 +7,11 @@ import numpy as np
 import numpy.typing as npt
 
 from cluster.messages import TOKEN_ID_BYTES, Work
-from engine.structured import FORCED_TOKENS_MAX, Matcher
 from kvhash import BLOCK_TOKENS, BlockHash, Namespace, block_hashes, extend, unpack
 from kvpool import BlockPool
 from policy.core import FinishReason, RequestId, TokenLogprobs
 from policy.evict import BlockUse
+from structures.matcher import FORCED_TOKENS_MAX, Matcher
 from worker.kept_logprobs import pack_logprobs, unpack_logprobs
 from worker.owner import Owner
 

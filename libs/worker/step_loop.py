@@ -11,11 +11,11 @@ from collections.abc import Sequence as Rows
 from contextlib import asynccontextmanager
 
 from cluster.logs import Logger
-from engine.errors import StructureError
 from engine.sampler import NOT_FINITE
 from kvpool import BlockPool
 from policy.core import STRUCTURE_FIELD, RequestId, TokenLogprobs
 from policy.plan_step import DecodeWork, PrefillWork, StepLimits, StepPlan, plan_step
+from structures.errors import StructureError
 from worker.cost_meter import CostMeter
 from worker.engine_thread import EngineThread
 from worker.metrics import WorkerMetrics

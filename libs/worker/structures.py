@@ -8,10 +8,10 @@ import asyncio
 import numpy as np
 
 from cluster.messages import RefusalReason
-from engine.errors import StructureBusyError, StructureError
-from engine.structure_compiler import StructureCompiler
-from engine.structured import CompiledStructure, Matcher
 from policy.core import STRUCTURE_FIELD, StructureSpec
+from structures.compiler import StructureCompiler
+from structures.errors import StructureBusyError, StructureError
+from structures.matcher import CompiledStructure, Matcher
 from worker.intake import WorkError
 
 COMPILE_WAIT_S_MAX = 3.0

@@ -8,9 +8,9 @@ from engine.layout import KVLayout
 from engine.loader import load_model
 from engine.model_folder import ModelConfig
 from engine.step import SequenceStep
-from engine.structure_compiler import StructureCompiler
 from kvhash import BLOCK_TOKENS
 from policy.core import SamplingParams
+from structures.compiler import StructureCompiler
 
 CONTEXT_TOKENS_MAX = 1024
 

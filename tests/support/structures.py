@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer
 
-from engine.structure_compiler import StructureCompiler
-from engine.structured import Matcher
 from policy.core import StructureKind, StructureSpec
+from structures.compiler import StructureCompiler
+from structures.matcher import Matcher
 
 COMPILE_S_MAX = 10.0
 CLOSING = ('"', "}", "]", ",", ":", "}]")

@@ -13,8 +13,9 @@ from engine.draw import draw
 from engine.errors import SamplingError
 from engine.logprobs import LOGPROB_MIN, token_logprobs
 from engine.sampler import NOT_FINITE, NOTHING_ALLOWED, check, sample, uniform
-from engine.step import SequenceStep, mask_words
+from engine.step import SequenceStep
 from policy.core import SamplingParams
+from structures.masks import mask_words
 
 pytestmark = pytest.mark.unit
 

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from transformers import RepetitionPenaltyLogitsProcessor
 
 from engine.shape import shape_
-from engine.step import SequenceStep, mask_words
+from engine.step import SequenceStep
 from policy.core import SamplingParams
+from structures.masks import mask_words
 
 pytestmark = pytest.mark.unit
 

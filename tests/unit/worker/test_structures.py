@@ -13,11 +13,12 @@ from tests.support.structures import tokenizer
 from tests.support.workers import Workers, packed, prompt, workers
 
 from cluster.messages import Accepted, Commit, RefusalReason, Refused, Reserve, Reserved
-from engine.structure_compiler import StructureCompiler
 from kvhash import BLOCK_TOKENS
 from kvindex.core import InstanceId
 from policy.core import FinishReason, RequestId, Role, SamplingParams, StructureKind, StructureSpec
 from policy.preempt import HostCopyCost
+from structures import compiler
+from structures.grammar import grammar_of
 from worker import structures
 
 pytestmark = pytest.mark.unit
@@ -236,16 +237,14 @@ async def test_who_waits_too_long_for_a_compiler_is_told_so(
     pair: Workers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What compiles slowly is refused; who waits behind it may come again, and does not hold up others."""
-    compiler = pair.apps["p"]._node.structures
     entered, go_on = threading.Event(), threading.Event()
-    compile_new = compiler._compile_new
 
-    def slow(spec: StructureSpec) -> object:
+    def slow(spec: StructureSpec) -> str:
         entered.set()
         assert go_on.wait(20)
-        return compile_new(spec)
+        return grammar_of(spec)
 
-    monkeypatch.setattr(StructureCompiler, "_compile_new", lambda self, spec: slow(spec))
+    monkeypatch.setattr(compiler, "grammar_of", slow)
     monkeypatch.setattr(structures, "COMPILE_WAIT_S_MAX", 0.2)
     first = await pair.submit("slow", prompt(20), 0, sampling=HELD)
     assert isinstance(first, Refused)

@@ -8,44 +8,24 @@ from pathlib import Path
 import numpy as np
 import pytest
 from llguidance import LLParserLimits
-from tests.support.models import tiny_folder
+from tests.support.models import smollm2_folder, tiny_folder
+from tests.support.structure_specs import BAD, GOOD
 from tests.support.structures import COMPILE_S_MAX, allowed_ids, matcher
 
-from engine import structure_compiler, structured
-from engine.errors import StructureBusyError, StructureError
-from engine.structure_compiler import GRAMMAR_BYTES_MAX, REGEX_BYTES_MAX, StructureCompiler
-from engine.structured import DETAIL_CHARS_MAX, CompiledStructure, Matcher
 from policy.core import STRUCTURE_BYTES_MAX, StructureKind, StructureSpec
+from structures import compile_queue, grammar
+from structures import compiler as structure_compiler
+from structures import matcher as structured
+from structures.compiler import StructureChecker, StructureCompiler
+from structures.errors import StructureBusyError, StructureError
+from structures.explanation import DETAIL_CHARS_MAX
+from structures.grammar import GRAMMAR_BYTES_MAX, REGEX_BYTES_MAX
+from structures.matcher import CompiledStructure, Matcher
 
 pytestmark = pytest.mark.unit
 
 END = 2
 TINY_TOKENS = 512
-
-BAD = [
-    (StructureKind.JSON_SCHEMA, "{", "not JSON"),
-    (StructureKind.JSON_SCHEMA, "[]", "must be an object, not list"),
-    (StructureKind.JSON_SCHEMA, '{"type": "objct"}', "objct"),
-    (StructureKind.JSON_SCHEMA, '{"not": {"type": "null"}}', "not"),
-    (StructureKind.JSON_SCHEMA, '{"type": "integer", "minimum": 5, "maximum": 4}', "minimum"),
-    (StructureKind.JSON_SCHEMA, '{"$ref": "https://example.org/s.json"}', "example.org"),
-    (StructureKind.JSON_SCHEMA, '{"type": "string", "pattern": "(?=a)"}', "look-around"),
-    (StructureKind.JSON_SCHEMA, "[" * 20_000, "not JSON"),
-    (StructureKind.REGEX, "(a", "unclosed group"),
-    (StructureKind.REGEX, "(?=a)b", "look-around"),
-    (StructureKind.REGEX, "(a{1000}){1000}", "too many expressions"),
-    (StructureKind.REGEX, "a?" * 4096, "lexer"),
-    (StructureKind.CHOICE, "yes", "not JSON"),
-    (StructureKind.CHOICE, "[]", "list of at least one string"),
-    (StructureKind.CHOICE, '["a", 1]', "list of at least one string"),
-    (StructureKind.GRAMMAR, "start: foo", "foo"),
-    (StructureKind.GRAMMAR, "no grammar at all", "neither Lark nor GBNF"),
-    (StructureKind.GRAMMAR, "start: a\na: b\nb: a", "no text has this form"),
-    (StructureKind.REGEX, r"[^\s\S]", "no text has this form"),
-    (StructureKind.JSON_SCHEMA, '{"$ref": "#"}', "no text has this form"),
-    (StructureKind.GRAMMAR, 'start: "xy" start', "Too many items"),
-    (StructureKind.GRAMMAR, "start: " + "(" * 8_000 + '"a"' + ")" * 8_000, "nested"),
-]
 
 
 @pytest.fixture(scope="module")
@@ -111,6 +91,40 @@ def test_no_chain_of_rules_overflows_the_stack(
             break
 
 
+@pytest.mark.parametrize("large", [False, True], ids=["tiny", "smollm2"])
+def test_a_checker_takes_what_a_compiler_takes_and_refuses_the_rest_in_the_same_words(large: bool) -> None:
+    """What the gateway lets through an instance holds answers to."""
+    model = (smollm2_folder(), 49_152, (END, 0)) if large else (tiny_folder(), TINY_TOKENS, (END,))
+    compiler, checker = StructureCompiler(*model), StructureChecker(*model)
+    specs = [*GOOD, *((kind, text) for kind, text, _ in BAD)]
+    outcomes = []
+    for kind, text in specs:
+        spec = StructureSpec(kind, text)
+        failure = compiler.compile(spec).exception(COMPILE_S_MAX)
+        for _ in range(2):  # the second time from memory
+            assert repr(checker.compile(spec).exception(COMPILE_S_MAX)) == repr(failure), text[:100]
+        outcomes.append(failure is None)
+    assert outcomes == [True] * len(GOOD) + [False] * len(BAD)
+    compiler.close()
+    checker.close()
+
+
+def test_a_checker_forgets_the_least_recently_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(structure_compiler, "CHECKED_MAX", 2)
+    seen = []
+
+    def counting(spec: StructureSpec) -> str:
+        seen.append(spec.text)
+        return grammar.grammar_of(spec)
+
+    monkeypatch.setattr(structure_compiler, "grammar_of", counting)
+    checker = StructureChecker(tiny_folder(), TINY_TOKENS, (END,))
+    for text in ('["0"]', "no JSON", '["0"]', '["2"]', '["0"]', "no JSON"):
+        checker.compile(StructureSpec(StructureKind.CHOICE, text)).exception(COMPILE_S_MAX)
+    assert seen == ['["0"]', "no JSON", '["2"]', "no JSON"]
+    checker.close()
+
+
 def test_one_compile_for_all_who_ask_and_all_are_told(compiler: StructureCompiler) -> None:
     spec = StructureSpec(StructureKind.CHOICE, '["asked for by many"]')
     futures = [compiler.compile(spec) for _ in range(50)]
@@ -140,17 +154,16 @@ def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_waits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(structure_compiler, "WAITING_MAX", 2)
+    monkeypatch.setattr(compile_queue, "WAITING_MAX", 2)
     compiler = StructureCompiler(tiny_folder(), TINY_TOKENS, (END,))
     entered, go_on = threading.Event(), threading.Event()
-    compile_new = compiler._compile_new
 
-    def slow(spec: StructureSpec) -> CompiledStructure:
+    def slow(spec: StructureSpec) -> str:
         entered.set()
         assert go_on.wait(COMPILE_S_MAX)
-        return compile_new(spec)
+        return grammar.grammar_of(spec)
 
-    monkeypatch.setattr(compiler, "_compile_new", slow)
+    monkeypatch.setattr(structure_compiler, "grammar_of", slow)
     specs = [StructureSpec(StructureKind.CHOICE, json.dumps([str(i)])) for i in range(3)]
     futures = [compiler.compile(spec) for spec in specs[:2]]
     assert entered.wait(COMPILE_S_MAX)

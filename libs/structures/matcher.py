@@ -1,18 +1,19 @@
 """The state of an answer that is held to a form: which tokens may come next, which must.
 
 Owns what follows from a compiled structure and an answer's tokens; whoever moves or recomputes an answer
-replays them. Knows neither logits nor requests; how a structure is compiled is `engine.structure_compiler`'s.
+replays them. Knows neither logits nor requests; how a structure is compiled is `structures.compiler`'s.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from llguidance import LLMatcher
 from llguidance.numpy import fill_next_token_bitmask
 
-from engine.errors import StructureError
-from engine.step import MASK_WORD_BITS, TokenMask, mask_words
+from structures.errors import StructureError
+from structures.explanation import shortened
+from structures.masks import MASK_WORD_BITS, TokenMask, mask_words
+from structures.vocabulary import MaskVocabulary
 
 FORCED_TOKENS_MAX = 256
 """Forced tokens told at once."""
@@ -20,19 +21,6 @@ ANSWERS_PER_LEXER_MAX = 256
 """Answers to one compiled structure share its lexer, which grows with what it has seen, up to a limit."""
 NOTHING_FITS = "NoExtensionBias"
 """All that llguidance says where no token can come next."""
-DETAIL_CHARS_MAX = 300
-"""Of llguidance's explanations."""
-
-
-@dataclass(frozen=True, slots=True)
-class MaskVocabulary:
-    """Token ids as masks see them."""
-
-    model_tokens: int
-    """Token ids the model has logits for; others are never allowed."""
-    parser_tokens: int
-    """As many or more: a tokenizer may know tokens that the model does not."""
-    end_token_ids: tuple[int, ...]
 
 
 class Matcher:
@@ -173,12 +161,6 @@ class CompiledStructure:
 def _explained(parser: LLMatcher) -> str:
     error = shortened(parser.get_error())
     return "no text has this form" if error == NOTHING_FITS else error
-
-
-def shortened(explanation: str) -> str:
-    """llguidance's explanation in one line, without its drawings of the parser's state."""
-    text = " ".join(explanation.split("\n<", 1)[0].split())
-    return text if len(text) <= DETAIL_CHARS_MAX else text[: DETAIL_CHARS_MAX - 1] + "…"
 
 
 def _cut(mask: TokenMask, tokens: int) -> TokenMask:

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from tests.support.models import smollm2_folder, tiny_folder
 from tests.support.structures import allowed_ids, draw, matcher, tokenizer
 
-from engine.errors import StructureError
 from engine.sentence_piece_tokenizer import sentence_piece_tokenizer
-from engine.structure_compiler import StructureCompiler
-from engine.structured import FORCED_TOKENS_MAX
 from engine.tokenizer_file import SpecialTokens, Vocabulary
 from policy.core import StructureKind
+from structures.compiler import StructureCompiler
+from structures.errors import StructureError
+from structures.matcher import FORCED_TOKENS_MAX
 
 pytestmark = pytest.mark.unit
 
