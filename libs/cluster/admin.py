@@ -1,4 +1,7 @@
-"""HTTP of every service: /live, /ready, /health, /metrics, /version, and the service's own routes."""
+"""HTTP of every service: /live, /ready, /health, /metrics, /version, and the service's own routes.
+
+`/livez`, `/readyz` and `/healthz` are other names of the first three.
+"""
 
 import socket
 from collections.abc import Callable, Iterable
@@ -6,8 +9,12 @@ from dataclasses import dataclass
 from importlib.metadata import version
 
 from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
 
 from cluster.errors import ConfigError
+from cluster.http_options import HttpOptions
+from cluster.http_server import BoundedRunner
+from cluster.logs import Logger
 from cluster.metrics import CONTENT_TYPE, ServiceMetrics
 from cluster.wire import encode_record
 from kvindex.core import InstanceId
@@ -34,12 +41,15 @@ class Health:
     control_connected: bool
 
 
-def listen(bind: str, port: int) -> socket.socket:
-    """A listening socket, so that the port is known before anything is served on it."""
+def listen(bind: str, port: int, *, reuse_port: bool = False) -> socket.socket:
+    """A listening socket, so that the port is known before anything is served on it. `reuse_port`: others of
+    the same user that say so may listen there, too, and the kernel gives each connection to one of them."""
     family = socket.AF_INET6 if ":" in bind else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if reuse_port:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         listener.bind((bind, port))
         listener.listen(BACKLOG_MAX)
     except OSError as error:
@@ -51,40 +61,48 @@ def listen(bind: str, port: int) -> socket.socket:
 class AdminServer:
     def __init__(
         self,
-        listener: socket.socket,
+        listeners: Iterable[socket.socket],
         health: Callable[[], Health],
         metrics: ServiceMetrics,
         routes: Iterable[web.RouteDef],
-        *,
-        request_bytes_max: int,
+        log: Logger,
+        options: HttpOptions,
     ) -> None:
-        self._listener = listener
+        """The same is served on each of `listeners`."""
+        self._listeners = tuple(listeners)
         self._health = health
         self._metrics = metrics
-        app = web.Application(client_max_size=request_bytes_max)
+        self._options = options
+        middlewares = [_first(options)] if options.answer_first is not None else []
+        app = web.Application(client_max_size=options.request_bytes_max, middlewares=middlewares)
         own = [
             web.get("/live", self._live),
+            web.get("/livez", self._live),
             web.get("/ready", self._ready),
+            web.get("/readyz", self._ready),
             web.get("/health", self._ready),
+            web.get("/healthz", self._ready),
             web.get("/metrics", self._exposition),
             web.get("/version", self._version),
         ]
         app.add_routes([*routes, *own])
-        self._runner = web.AppRunner(
-            app,
-            handle_signals=False,
-            access_log=None,
-            shutdown_timeout=CLOSE_S_MAX,
-            handler_cancellation=True,
-        )
+        app.on_response_prepare.append(self._add_headers)
+        self._runner = BoundedRunner(app, options, log, shutdown_s=CLOSE_S_MAX)
 
     async def start(self) -> None:
         await self._runner.setup()
-        await web.SockSite(self._runner, self._listener).start()
+        for listener in self._listeners:
+            site = web.SockSite(self._runner, listener, ssl_context=self._options.tls, backlog=BACKLOG_MAX)
+            await site.start()
 
     async def close(self) -> None:
         await self._runner.cleanup()
-        self._listener.close()
+        for listener in self._listeners:
+            listener.close()
+
+    async def _add_headers(self, request: web.Request, response: web.StreamResponse) -> None:
+        for name, value in self._options.answer_headers(request).items():
+            response.headers.setdefault(name, value)
 
     async def _live(self, _: web.Request) -> web.Response:
         return web.json_response({"live": True})
@@ -99,3 +117,14 @@ class AdminServer:
 
     async def _version(self, _: web.Request) -> web.Response:
         return web.json_response({"version": VERSION})
+
+
+def _first(options: HttpOptions) -> Middleware:
+    """The middleware that asks `answer_first`."""
+
+    @web.middleware
+    async def first(request: web.Request, handler: Handler) -> web.StreamResponse:
+        response = options.answer_first(request) if options.answer_first is not None else None
+        return await handler(request) if response is None else response
+
+    return first

@@ -10,6 +10,7 @@ import os
 import re
 import secrets
 import signal
+import socket
 import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -23,6 +24,7 @@ from cluster.context import Build, ServiceApp, ServiceConfig, ServiceContext
 from cluster.control import ControlPlane
 from cluster.errors import ConfigError, MoonpoolError
 from cluster.etcd_control import EtcdControl
+from cluster.http_options import HttpOptions
 from cluster.life import EXIT_FAILED, EXIT_OK, Life, Stop, closing, unless_stopped
 from cluster.logs import Level, Logger, capture_standard_logging
 from cluster.metrics import ServiceMetrics
@@ -42,8 +44,6 @@ __all__ = [
     "service_main",
 ]
 
-REQUEST_BYTES_MAX = 1024 * 1024
-"""HTTP request bodies, where the service names no other bound."""
 SEED_BYTES = 32
 ENGINE_ROLES = frozenset({Role.PREFILL, Role.DECODE})
 
@@ -93,9 +93,9 @@ def run_service(
     roles: tuple[Role, ...],
     build: Build,
     *,
-    request_bytes_max: int = REQUEST_BYTES_MAX,
+    http: HttpOptions | None = None,
 ) -> int:
-    """Run until SIGTERM or SIGINT; the exit status. `request_bytes_max` bounds HTTP request bodies.
+    """Run until SIGTERM or SIGINT; the exit status.
 
     Raises ConfigError where a setting turns out to be unusable (a port that is taken).
     """
@@ -105,7 +105,7 @@ def run_service(
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop.ask)
-        return await serve(config, roles, build, stop, request_bytes_max=request_bytes_max, capture_logs=True)
+        return await serve(config, roles, build, stop, http=http, capture_logs=True)
 
     with asyncio.Runner(loop_factory=_loop_factory(roles)) as runner:
         return runner.run(main())
@@ -118,7 +118,7 @@ async def serve(
     stop: Stop,
     *,
     connect: Connect | None = None,
-    request_bytes_max: int = REQUEST_BYTES_MAX,
+    http: HttpOptions | None = None,
     capture_logs: bool = False,
 ) -> int:
     """The whole life, within a running loop; the exit status."""
@@ -131,11 +131,14 @@ async def serve(
         capture_standard_logging(log)
     metrics = ServiceMetrics()
     metrics.info.labels(instance, service, VERSION).set(1)
-    listener = listen(config.bind, config.http_port)
-    http_url = f"http://{_bracketed(config.host)}:{listener.getsockname()[1]}"
-    log.info("starting", version=VERSION, incarnation=incarnation, http_url=http_url)
+    http = http or HttpOptions()
+    listeners = _listeners(config, http)
+    # The last one is nobody else's: asked there, it is this process that answers.
+    http_url, public_url = (_url(config, http, listener) for listener in (listeners[-1], listeners[0]))
+    log.info("starting", version=VERSION, incarnation=incarnation, http_url=http_url, public_url=public_url)
     async with contextlib.AsyncExitStack() as stack:
-        stack.callback(listener.close)
+        for listener in listeners:
+            stack.callback(listener.close)
         try:
             connecting = (connect or connect_servers)(config, instance, incarnation, metrics, log)
             connections = await unless_stopped(connecting, stop.drain)
@@ -168,9 +171,7 @@ async def serve(
                 return EXIT_OK
             life = Life(context, app, stop)
             stack.push_async_callback(closing, "service", life.app.close, log)
-            admin = AdminServer(
-                listener, life.health, metrics, life.app.routes(), request_bytes_max=request_bytes_max
-            )
+            admin = AdminServer(listeners, life.health, metrics, life.app.routes(), log, http)
             stack.push_async_callback(closing, "http", admin.close, log)
             await admin.start()
             return await life.run()
@@ -225,6 +226,23 @@ def _loop_factory(roles: tuple[Role, ...]) -> Callable[[], asyncio.AbstractEvent
     except ImportError:
         return None
     return uvloop.new_event_loop
+
+
+def _listeners(config: ServiceConfig, http: HttpOptions) -> tuple[socket.socket, ...]:
+    """One on the port of the settings; where others may listen there, one of our own behind it."""
+    public = listen(config.bind, config.http_port, reuse_port=http.reuse_port)
+    if not http.reuse_port:
+        return (public,)
+    try:
+        return (public, listen(config.bind, 0))
+    except ConfigError:
+        public.close()
+        raise
+
+
+def _url(config: ServiceConfig, http: HttpOptions, listener: socket.socket) -> str:
+    scheme = "http" if http.tls is None else "https"
+    return f"{scheme}://{_bracketed(config.host)}:{listener.getsockname()[1]}"
 
 
 def _bracketed(host: str) -> str:

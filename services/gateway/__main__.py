@@ -2,6 +2,7 @@
 
 import sys
 
+from cluster.http_options import HttpOptions
 from cluster.service import run_service, service_main
 from gateway.app import GatewayApp, load_folder
 from gateway.config import GatewayConfig
@@ -14,7 +15,7 @@ def run(config: GatewayConfig) -> int:
         config,
         (Role.GATEWAY,),
         lambda context: GatewayApp(context, config, folder),
-        request_bytes_max=config.body_bytes_max,
+        http=HttpOptions(request_bytes_max=config.body_bytes_max),
     )
 
 
