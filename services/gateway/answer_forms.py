@@ -9,9 +9,8 @@ from typing import Protocol
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from gateway.api_errors import ApiError
-from gateway.api_types import (
-    AssistantMessage,
+from gateway.answer_types import (
+    AnswerMessage,
     ChatChoice,
     ChatChunk,
     ChatChunkChoice,
@@ -23,6 +22,7 @@ from gateway.api_types import (
     TokenIds,
     Usage,
 )
+from gateway.api_errors import ApiError
 from gateway.outbox import Ending
 from policy.core import FinishReason
 
@@ -67,7 +67,7 @@ class ChatForm:
     def whole(self, text: str, token_ids: list[int], ending: Ending) -> bytes:
         header = self._header
         shown = header.token_ids(token_ids)
-        choice = ChatChoice(0, AssistantMessage(text), ending.reason, token_ids=shown)
+        choice = ChatChoice(0, AnswerMessage(text), ending.reason, token_ids=shown)
         completion = ChatCompletion(header.id, header.created, header.model, [choice], _usage(ending))
         return msgspec.json.encode(completion)
 

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from msgspec import UNSET
 
 from cluster.errors import MoonpoolError
-from gateway.api_types import ErrorBody, ErrorObject
+from gateway.answer_types import ErrorBody, ErrorObject
 from policy.core import STRUCTURE_FIELD
 from protocol.answer import Fail, FailureKind
 

@@ -8,15 +8,8 @@ from enum import StrEnum
 
 from msgspec import Struct
 
-from gateway.api_types import (
-    ChatChunk,
-    ChatCompletion,
-    ChatRequest,
-    CompletionRequest,
-    ModelList,
-    ModelObject,
-    TextCompletion,
-)
+from gateway.answer_types import ChatChunk, ChatCompletion, ModelList, ModelObject, TextCompletion
+from gateway.request_types import ChatRequest, CompletionRequest
 
 
 class OperationName(StrEnum):

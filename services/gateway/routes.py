@@ -14,14 +14,15 @@ from cluster.logs import Logger
 from gateway import request_body, validate
 from gateway.answer_forms import AnswerForm, ChatForm, CompletionForm, Header
 from gateway.answer_text import AnswerText
+from gateway.answer_types import ModelList, ModelObject
 from gateway.answering import Answering
 from gateway.api_errors import METHOD_NOT_ALLOWED, NOT_FOUND, ApiError
-from gateway.api_types import ModelList, ModelObject
 from gateway.calls import Call, Calls, Handle, json_response
 from gateway.http_body import BodyLimits, BodyReader
 from gateway.metrics import GatewayMetrics
 from gateway.operations import OPERATIONS, OperationName
 from gateway.placing import Order
+from gateway.prompts import prompts_of
 from gateway.requests import Requests
 from gateway.text import Prompt, TextModel
 from gateway.validate import Generation
@@ -81,10 +82,11 @@ class Api:
                 request = request_body.decode_completion(body)
             validate.check_model(request.model, self._model.limits)
             generation = validate.check_completion(request, self._model.limits, _header_lists(http))
-            if isinstance(request.prompt, str):
-                prompt = await self._model.encode_text(request.prompt)
+            given = prompts_of(request, self._model.limits)[0]
+            if isinstance(given, str):
+                prompt = await self._model.encode_text(given)
             else:
-                prompt = await self._model.prompt_of(request.prompt)
+                prompt = await self._model.prompt_of(given)
             form = CompletionForm(self._header(call, "cmpl", generation))
             return await self._generate(http, call, generation, prompt, form)
 

@@ -10,11 +10,9 @@ import msgspec
 from msgspec import Raw
 
 from gateway.api_errors import invalid
-from gateway.api_types import GenerationRequest, JsonObjectFormat, JsonSchemaFormat
-from gateway.ranges import check_count, check_range
+from gateway.ranges import check_range
+from gateway.request_types import GenerationRequest, JsonObjectFormat, JsonSchemaFormat
 from policy.core import STRUCTURE_BYTES_MAX, StructureKind, StructureSpec
-
-CHOICES_MAX = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +73,6 @@ def _of_texts(
     if regex is not None:
         asked.append(NamedStructure(f"{prefix}regex", StructureSpec(StructureKind.REGEX, regex)))
     if choice is not None:
-        check_count(f"{prefix}choice", choice, CHOICES_MAX)
         text = msgspec.json.encode(choice).decode()
         asked.append(NamedStructure(f"{prefix}choice", StructureSpec(StructureKind.CHOICE, text)))
     if grammar is not None:

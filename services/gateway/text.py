@@ -18,10 +18,10 @@ from tokenizers import Tokenizer
 from cluster.errors import ConfigError
 from cluster.messages import TOKEN_ID_BYTES
 from gateway.api_errors import invalid
-from gateway.api_types import ChatMessage
 from gateway.chat_template import ChatTemplate, TemplateError
 from gateway.detokenizer import TokenBytes
-from gateway.validate import ModelLimits, text_too_long
+from gateway.model_limits import ModelLimits, text_too_long
+from gateway.request_types import ChatMessage
 from kvhash import BLOCK_TOKENS, FingerprintError, block_hashes, model_fingerprint, namespace
 
 TOKENIZE_THREADS = 2
@@ -151,14 +151,13 @@ def unpack_token_ids(packed: bytes) -> list[int]:
 
 
 def _content_chars(message: ChatMessage) -> int:
-    if isinstance(message.content, str):
-        return len(message.content)
-    return sum(len(part.text) for part in message.content)
+    content = message.content or ""
+    return len(content) if isinstance(content, str) else sum(len(part.text) for part in content)
 
 
 def _plain(message: ChatMessage) -> dict[str, str]:
     """As templates read messages: `developer` is the newer name of `system`; parts are lines."""
-    content = message.content
+    content = message.content or ""
     plain = {
         "role": "system" if message.role == "developer" else message.role,
         "content": content if isinstance(content, str) else "\n".join(part.text for part in content),

@@ -12,8 +12,8 @@ from enum import StrEnum
 import msgspec
 
 from gateway.api_errors import invalid
-from gateway.api_types import ChatRequest
 from gateway.ranges import check_count, check_range
+from gateway.request_types import ChatRequest
 from gateway.structure import NamedStructure, structure_of
 from gateway.tool_schema import SchemaTooDeepError, calls_schema
 from gateway.tool_types import FunctionDefinition, NamedToolChoice, ToolDefinition

@@ -10,12 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gateway.api_errors import invalid
-from gateway.api_types import GenerationRequest
+from gateway.parameter_limits import TBT_MS_MAX, TBT_MS_MIN, TTFT_MS_MAX, TTFT_MS_MIN
 from gateway.ranges import check_range
+from gateway.request_types import GenerationRequest
 from policy.core import PRIORITY_MAX, PRIORITY_MIN
 
-TTFT_MS_MIN, TTFT_MS_MAX = 1.0, 3_600_000.0
-TBT_MS_MIN, TBT_MS_MAX = 0.1, 60_000.0
 HEADER_CHARS_SHOWN_MAX = 64
 
 
@@ -59,8 +58,6 @@ def urgency_of(request: GenerationRequest, headers: Mapping[str, str]) -> Urgenc
 
 
 def _value(asked: _Asked, of_body: float | None, headers: Mapping[str, str]) -> float | None:
-    if of_body is not None:
-        check_range(asked.param, of_body, asked.low, asked.high)
     of_header = _header_value(asked, headers.get(asked.header))
     if of_body is not None and of_header is not None and of_body != of_header:
         message = f"{asked.param} is {of_body} and {asked.header} is {of_header}; give only one"
