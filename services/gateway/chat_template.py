@@ -9,9 +9,12 @@ from datetime import datetime
 
 import jinja2
 from jinja2.ext import Extension, loopcontrols
-from jinja2.nodes import Node
+from jinja2.nodes import Name, Node
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from gateway import tool_formats
+from gateway.tool_formats import ToolFormat
 
 
 class TemplateError(ValueError):
@@ -40,17 +43,23 @@ class ChatTemplate:
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = _strftime_now
         try:
-            self._template = environment.from_string(source)
+            tree = environment.parse(source)
+            self._template = environment.from_string(tree)
         except jinja2.TemplateError as error:
             raise TemplateError(str(error)) from error
+        self.knows_tools = any(name.name == "tools" and name.ctx == "load" for name in tree.find_all(Name))
+        self.tool_format = tool_formats.detect(source) if self.knows_tools else ToolFormat.HERMES
         self._special_tokens = dict(special_tokens)
 
-    def render(self, messages: Sequence[Mapping[str, str]]) -> str:
-        """The conversation up to where the assistant's next answer begins."""
+    def render(
+        self, messages: Sequence[Mapping[str, object]], tools: Sequence[Mapping[str, object]] | None = None
+    ) -> str:
+        """The conversation up to where the assistant's next answer begins. `tools` only where the template
+        `knows_tools`: another one would pass over them."""
         try:
             return self._template.render(
                 messages=messages,
-                tools=None,
+                tools=tools,
                 documents=None,
                 add_generation_prompt=True,
                 **self._special_tokens,
