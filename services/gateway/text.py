@@ -18,10 +18,13 @@ from tokenizers import Tokenizer
 from cluster.errors import ConfigError
 from cluster.messages import TOKEN_ID_BYTES
 from gateway.api_errors import invalid
+from gateway.chat_messages import content_chars, plain_messages, told_in_words
 from gateway.chat_template import ChatTemplate, TemplateError
 from gateway.detokenizer import TokenBytes
 from gateway.model_limits import ModelLimits, text_too_long
 from gateway.request_types import ChatMessage
+from gateway.tool_formats import ToolFormat
+from gateway.tools import ToolUse
 from kvhash import BLOCK_TOKENS, FingerprintError, block_hashes, model_fingerprint, namespace
 
 TOKENIZE_THREADS = 2
@@ -91,15 +94,16 @@ class TextModel:
         self.token_bytes = TokenBytes(folder.tokenizer)
         self._tokenizer = folder.tokenizer
         self._template = folder.template
+        self.tool_format = ToolFormat.HERMES if folder.template is None else folder.template.tool_format
         # No token spells more than the longest vocabulary entry: a longer text cannot fit.
         token_chars_max = max(map(len, folder.tokenizer.get_vocab(with_added_tokens=True)), default=1)
         self._text_chars_max = token_chars_max * folder.limits.context_tokens_max
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="tokenize")
 
-    async def encode_chat(self, messages: Sequence[ChatMessage]) -> Prompt:
+    async def encode_chat(self, messages: Sequence[ChatMessage], tools: ToolUse | None = None) -> Prompt:
         """The rendered conversation with the beginning of the answer. Raises ApiError."""
-        self._check_length("messages", sum(_content_chars(message) for message in messages))
-        return await self._run(lambda: self._prompt(self._encode_chat(messages)))
+        self._check_length("messages", sum(content_chars(message) for message in messages))
+        return await self._run(lambda: self._prompt(self._encode_chat(messages, tools)))
 
     async def encode_text(self, text: str) -> Prompt:
         """A raw prompt, with what the tokenizer puts before it. Raises ApiError."""
@@ -123,13 +127,19 @@ class TextModel:
         if chars > self._text_chars_max:
             raise text_too_long(param, chars, self.limits)
 
-    def _encode_chat(self, messages: Sequence[ChatMessage]) -> bytes:
-        if self._template is None:
+    def _encode_chat(self, messages: Sequence[ChatMessage], tools: ToolUse | None) -> bytes:
+        template = self._template
+        if template is None:
             raise invalid(
                 "messages", f"the model {self.limits.name!r} has no chat template; use /v1/completions"
             )
+        plain = plain_messages(messages, template.tool_format)
+        offered = [] if tools is None else tools.template_tools
         try:
-            rendered = self._template.render([_plain(message) for message in messages])
+            if template.knows_tools:
+                rendered = template.render(plain, offered or None)
+            else:
+                rendered = template.render(told_in_words(plain, offered))
         except TemplateError as error:
             raise invalid("messages", f"the model's chat template refuses the messages: {error}") from error
         self._check_length("messages", len(rendered))
@@ -148,21 +158,6 @@ def pack_token_ids(token_ids: Sequence[int]) -> bytes:
 def unpack_token_ids(packed: bytes) -> list[int]:
     token_ids: list[int] = np.frombuffer(packed, dtype="<i4").tolist()
     return token_ids
-
-
-def _content_chars(message: ChatMessage) -> int:
-    content = message.content or ""
-    return len(content) if isinstance(content, str) else sum(len(part.text) for part in content)
-
-
-def _plain(message: ChatMessage) -> dict[str, str]:
-    """As templates read messages: `developer` is the newer name of `system`; parts are lines."""
-    content = message.content or ""
-    plain = {
-        "role": "system" if message.role == "developer" else message.role,
-        "content": content if isinstance(content, str) else "\n".join(part.text for part in content),
-    }
-    return plain if message.name is None else plain | {"name": message.name}
 
 
 def _read_json(path: Path, *, optional: bool = False) -> dict[str, object]:
