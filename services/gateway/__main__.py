@@ -2,20 +2,21 @@
 
 import sys
 
-from cluster.http_options import HttpOptions
 from cluster.service import run_service, service_main
+from gateway.access import read_access
 from gateway.app import GatewayApp, load_folder
 from gateway.config import GatewayConfig
 from policy.core import Role
 
 
 def run(config: GatewayConfig) -> int:
+    access = read_access(config)
     folder = load_folder(config)
     return run_service(
         config,
         (Role.GATEWAY,),
-        lambda context: GatewayApp(context, config, folder),
-        http=HttpOptions(request_bytes_max=config.body_bytes_max),
+        lambda context: GatewayApp(context, config, folder, access),
+        http=access.http_options(config),
     )
 
 

@@ -9,7 +9,7 @@ from collections.abc import Awaitable
 from aiohttp import web
 
 from gateway.answer_forms import DONE, AnswerForm, error_event
-from gateway.calls import REQUEST_ID_HEADER, Call, Calls, ClientGoneError, json_response
+from gateway.calls import Call, Calls, ClientGoneError, json_response
 from gateway.running import RunningRequest
 
 STREAM_HEADERS = {
@@ -30,6 +30,7 @@ class Answering:
         token_ids: list[int] = []
         while call.ending is None:
             piece = await running.outbox.take()
+            call.answered(len(piece.token_ids))
             texts.append(piece.text)
             token_ids += piece.token_ids
             call.ending = piece.ending
@@ -40,15 +41,17 @@ class Answering:
     ) -> web.StreamResponse:
         # Nothing is sent before there is something to say: a refusal can still have its own status.
         piece = await running.outbox.take()
-        response = web.StreamResponse(headers=STREAM_HEADERS | {REQUEST_ID_HEADER: call.client_id})
+        response = web.StreamResponse(headers=STREAM_HEADERS | call.headers())
         await response.prepare(http)
         try:
             await self._write(http, response.write(form.opening()))
             while piece.ending is None:
+                call.answered(len(piece.token_ids))
                 delta = form.delta(piece.text, piece.token_ids)
                 if delta:
                     await self._write(http, response.write(delta))
                 piece = await running.outbox.take()
+            call.answered(len(piece.token_ids))
             call.ending = piece.ending
             last = form.delta(piece.text, piece.token_ids)
             await self._write(http, response.write(last + form.closing(piece.ending) + DONE))

@@ -9,13 +9,17 @@ from aiohttp import web
 from cluster.bus import Handler
 from cluster.context import ServiceContext
 from cluster.messages import InstanceRecord
+from cluster.registry import RegistryEvent
+from gateway.access import Access
+from gateway.capacity import KnownCapacity
 from gateway.config import GatewayConfig
 from gateway.liveness import Liveness
 from gateway.metrics import GatewayMetrics
 from gateway.requests import Requests
 from gateway.routes import Api
+from gateway.tenant_use import TenantUse
 from gateway.text import ModelFolder, TextModel, load_model_folder
-from policy.core import InstanceState, LoadSnapshot
+from policy.core import InstanceState, LoadSnapshot, Role
 
 
 def load_folder(config: GatewayConfig) -> ModelFolder:
@@ -27,7 +31,9 @@ def load_folder(config: GatewayConfig) -> ModelFolder:
 
 
 class GatewayApp:
-    def __init__(self, context: ServiceContext, config: GatewayConfig, folder: ModelFolder) -> None:
+    def __init__(
+        self, context: ServiceContext, config: GatewayConfig, folder: ModelFolder, access: Access
+    ) -> None:
         self._context = context
         self._config = config
         metrics = GatewayMetrics(context.metrics.registry)
@@ -40,11 +46,17 @@ class GatewayApp:
             config.silence_limits(),
             self._requests.instance_lost,
         )
+        self._identity = access.identity
+        self._tenants = TenantUse(metrics, asyncio.get_running_loop().time)
+        self._watched = access.watched(self._tenants, context.log)
         self._api = Api(
             self._model,
             self._requests,
             metrics,
             context.log,
+            identity=access.identity,
+            tenants=self._tenants,
+            capacity=KnownCapacity(context.registry, folder.fingerprint),
             body_limits=config.body_limits(),
             write_timeout_s=config.write_timeout_s,
         )
@@ -52,6 +64,14 @@ class GatewayApp:
     async def start(self) -> InstanceRecord:
         await self._requests.start()
         await self._liveness.start()
+        self._context.registry.on_change(self._gateways_changed)
+        self._count_gateways()
+        for files in self._watched:
+            files.start()
+        if self._identity.open:
+            self._context.log.warning("open to everybody: neither api_keys_file nor api_keys is set")
+        else:
+            self._context.log.info("API keys are asked for", tenants=len(self._identity.tenants))
         return self._context.record()
 
     def load(self) -> LoadSnapshot:
@@ -75,5 +95,17 @@ class GatewayApp:
         await self._requests.drain(deadline_s)
 
     async def close(self) -> None:
-        await asyncio.gather(self._liveness.close(), self._requests.close())
+        watched = [files.close() for files in self._watched]
+        await asyncio.gather(self._liveness.close(), self._requests.close(), *watched)
         self._model.close()
+
+    def _gateways_changed(self, _: RegistryEvent) -> None:
+        self._count_gateways()
+
+    def _count_gateways(self) -> None:
+        """Tenants' limits are divided among all, this one included before it is registered."""
+        others = sum(
+            Role.GATEWAY in record.roles and record.instance != self._context.instance
+            for record in self._context.registry.instances.values()
+        )
+        self._tenants.share_among(1 + others)

@@ -13,13 +13,14 @@ from aiohttp import web
 
 from cluster.logs import Logger
 from cluster.tracing import TraceContext
-from gateway.api_errors import INTERNAL, ApiError
+from gateway.api_errors import INTERNAL, OVERLOADED, UNAVAILABLE, ApiError
+from gateway.edge import REQUEST_ID_HEADER, client_request_id
+from gateway.identity import OPEN, Caller, Identity
 from gateway.metrics import GatewayMetrics
 from gateway.outbox import Ending
+from gateway.tenant_use import Entry, TenantUse
 from policy.core import RequestId
 
-REQUEST_ID_HEADER = "x-request-id"
-REQUEST_ID_CHARS_MAX = 128
 CLIENT_GONE_STATUS = 499
 """In logs and metrics only: nobody is there to read it."""
 
@@ -37,20 +38,44 @@ class Call:
     client_id: str
     trace: TraceContext
     arrived_at_s: float
+    caller: Caller = OPEN
+    entry: Entry | None = None
+    """What it takes of the tenant's limits; None where nothing is counted."""
     ending: Ending | None = None
     failure: ApiError | None = None
+
+    def reserve(self, prompt_tokens: int, output_tokens_max: int, output_param: str | None) -> None:
+        """Set the tokens of all its answers aside; `Entry.reserve` says what is raised."""
+        if self.entry is not None:
+            self.entry.reserve(prompt_tokens, output_tokens_max, output_param=output_param)
+
+    def answered(self, output_tokens: int) -> None:
+        """So many more tokens came."""
+        if self.entry is not None:
+            self.entry.answered(output_tokens)
+
+    def headers(self) -> dict[str, str]:
+        """Of its answer, beside what kind of answer it is."""
+        limits = {} if self.entry is None else self.entry.headers
+        return {REQUEST_ID_HEADER: self.client_id, **limits}
 
 
 Handle = Callable[[web.Request, Call], Awaitable[web.StreamResponse]]
 
 
 class Calls:
-    def __init__(self, metrics: GatewayMetrics, log: Logger) -> None:
+    def __init__(self, metrics: GatewayMetrics, log: Logger, identity: Identity, tenants: TenantUse) -> None:
         self._metrics = metrics
         self._log = log
+        self._identity = identity
+        self._tenants = tenants
 
-    def answered(self, route: str, handle: Handle) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
-        """`handle` with everything around it."""
+    def answered(
+        self, route: str, handle: Handle, *, needs_key: bool
+    ) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+        """`handle` with everything around it. `needs_key`: only for callers with a key, where there are any."""
+        if needs_key:
+            handle = self._identified(handle)
 
         async def answer(request: web.Request) -> web.StreamResponse:
             call = _call(route, request)
@@ -67,6 +92,26 @@ class Calls:
 
         return answer
 
+    def _identified(self, handle: Handle) -> Handle:
+        """`handle` for callers that are known; what asks for work counts against the tenant's limits."""
+
+        async def identified(request: web.Request, call: Call) -> web.StreamResponse:
+            call.caller = self._identity.caller_of(request.headers)
+            if call.caller.tenant:
+                self._metrics.tenant_requests.labels(call.caller.tenant).inc()
+            if request.method != "POST":
+                return await handle(request, call)
+            with self._tenants.entered(call.caller) as entry:
+                call.entry = entry
+                try:
+                    return await handle(request, call)
+                except ApiError as error:
+                    if error.kind in (OVERLOADED, UNAVAILABLE):
+                        entry.refused()
+                    raise
+
+        return identified
+
     async def _respond(self, handle: Handle, request: web.Request, call: Call) -> web.StreamResponse:
         try:
             response = await handle(request, call)
@@ -76,7 +121,7 @@ class Calls:
             call.failure = self.failure(call, error)
             response = error_response(call.failure)
         if not response.prepared:
-            response.headers[REQUEST_ID_HEADER] = call.client_id
+            response.headers.update(call.headers())
         return response
 
     def failure(self, call: Call, error: Exception) -> ApiError:
@@ -101,6 +146,7 @@ class Calls:
             "request_id": call.request_id,
             "client_request_id": call.client_id,
             "trace_id": call.trace.trace_id,
+            "tenant": call.caller.tenant,
             "elapsed_s": round(asyncio.get_running_loop().time() - call.arrived_at_s, 6),
         }
         if ending is not None:
@@ -117,20 +163,14 @@ class Calls:
 
 def _call(route: str, http: web.Request) -> Call:
     request_id = RequestId(secrets.token_hex(16))
-    client_id = http.headers.get(REQUEST_ID_HEADER, "")
     parent = TraceContext.parse(http.headers.get("traceparent", ""))
     return Call(
         route=route,
         request_id=request_id,
-        client_id=client_id if _is_request_id(client_id) else request_id,
+        client_id=client_request_id(http.headers) or request_id,
         trace=TraceContext.new() if parent is None else parent.child(),
         arrived_at_s=asyncio.get_running_loop().time(),
     )
-
-
-def _is_request_id(text: str) -> bool:
-    """What is safe to log and to send back in a header."""
-    return 0 < len(text) <= REQUEST_ID_CHARS_MAX and text.isascii() and text.isprintable()
 
 
 def json_response(status: int, body: bytes, headers: dict[str, str] | None = None) -> web.Response:

@@ -3,13 +3,11 @@
 from dataclasses import dataclass, field
 
 from cluster.context import ServiceConfig
-from gateway.http_body import BodyLimits
+from gateway.http_body import BODIES_BYTES_MAX_DEFAULT, BODY_BYTES_MAX_DEFAULT, BodyLimits
 from gateway.liveness import SilenceLimits
 from gateway.requests import GatewayLimits
 from gateway.running import RequestLimits
 from protocol.answer import PLACEMENT_ATTEMPTS_MAX
-
-MEBIBYTE = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,13 +52,42 @@ class GatewayConfig(ServiceConfig):
         default=60.0, metadata={"help": "a client that reads nothing is cut off", "min": 0.1, "max": 3600.0}
     )
     body_bytes_max: int = field(
-        default=16 * MEBIBYTE, metadata={"help": "bytes of a request body; more is 413", "min": 1024}
+        default=BODY_BYTES_MAX_DEFAULT,
+        metadata={"help": "bytes of a request body; more is 413", "min": 1024},
     )
     bodies_bytes_max: int = field(
-        default=512 * MEBIBYTE, metadata={"help": "bytes of all bodies being read; more is 429", "min": 1024}
+        default=BODIES_BYTES_MAX_DEFAULT,
+        metadata={"help": "bytes of all bodies being read; more is 429", "min": 1024},
     )
     body_timeout_s: float = field(
         default=60.0, metadata={"help": "wait for the whole body", "min": 0.1, "max": 3600.0}
+    )
+    api_keys_file: str = field(
+        default="",
+        metadata={"help": "TOML file of tenants and hashes of their API keys; read again when it changes"},
+    )
+    api_keys: tuple[str, ...] = field(
+        default=(), repr=False, metadata={"help": "tenant=sha256:... entries beside that file"}
+    )
+    cors_origins: tuple[str, ...] = field(
+        default=(), metadata={"help": "origins whose pages may call the API, or *; empty: none"}
+    )
+    tls_cert_file: str = field(
+        default="", metadata={"help": "PEM file of the certificate and its chain; with tls_key_file"}
+    )
+    tls_key_file: str = field(default="", metadata={"help": "PEM file of the certificate's key"})
+    reuse_port: bool = field(
+        default=False, metadata={"help": "other gateways may listen on http_port, too (SO_REUSEPORT)"}
+    )
+    connections_max: int = field(
+        default=8192, metadata={"help": "open connections; more are 503", "min": 1, "max": 1_000_000}
+    )
+    header_timeout_s: float = field(
+        default=30.0, metadata={"help": "wait for a request's headers", "min": 0.1, "max": 3600.0}
+    )
+    idle_timeout_s: float = field(
+        default=75.0,
+        metadata={"help": "a connection on which nothing is asked is closed", "min": 0.1, "max": 86_400.0},
     )
     tokenize_threads: int = field(
         default=2, metadata={"help": "threads that tokenise prompts", "min": 1, "max": 256}

@@ -11,13 +11,17 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from gateway.api_errors import BODY_TIMEOUT, OVERLOADED, TOO_LARGE, ApiError, invalid
 
+MEBIBYTE = 1024 * 1024
+BODY_BYTES_MAX_DEFAULT = 64 * MEBIBYTE
+BODIES_BYTES_MAX_DEFAULT = 512 * MEBIBYTE
+
 
 @dataclass(frozen=True, slots=True)
 class BodyLimits:
     """`body_bytes_max` of one body, `bodies_bytes_max` of all that are being read or decoded."""
 
-    body_bytes_max: int = 16 * 1024 * 1024
-    bodies_bytes_max: int = 512 * 1024 * 1024
+    body_bytes_max: int = BODY_BYTES_MAX_DEFAULT
+    bodies_bytes_max: int = BODIES_BYTES_MAX_DEFAULT
     body_timeout_s: float = 60.0
 
 

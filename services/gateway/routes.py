@@ -6,6 +6,7 @@ written `gateway.answering`'s.
 
 import secrets
 import time
+from collections.abc import Callable
 
 import msgspec
 from aiohttp import web
@@ -18,12 +19,15 @@ from gateway.answer_types import ModelList, ModelObject
 from gateway.answering import Answering
 from gateway.api_errors import METHOD_NOT_ALLOWED, NOT_FOUND, ApiError
 from gateway.calls import Call, Calls, Handle, json_response
+from gateway.capacity import Capacity, limits_within
 from gateway.http_body import BodyLimits, BodyReader
+from gateway.identity import Identity
 from gateway.metrics import GatewayMetrics
 from gateway.operations import OPERATIONS, OperationName
 from gateway.placing import Order
 from gateway.prompts import prompts_of
 from gateway.requests import Requests
+from gateway.tenant_use import TenantUse
 from gateway.text import Prompt, TextModel
 from gateway.validate import Generation
 
@@ -41,13 +45,17 @@ class Api:
         metrics: GatewayMetrics,
         log: Logger,
         *,
+        capacity: Callable[[], Capacity | None],
+        identity: Identity,
+        tenants: TenantUse,
         body_limits: BodyLimits,
         write_timeout_s: float,
     ) -> None:
         self._model = model
         self._requests = requests
+        self._capacity = capacity
         self._bodies = BodyReader(body_limits)
-        self._calls = Calls(metrics, log)
+        self._calls = Calls(metrics, log, identity, tenants)
         self._answering = Answering(self._calls, write_timeout_s=write_timeout_s)
         self._started_at = int(time.time())
 
@@ -60,10 +68,14 @@ class Api:
         }
         return (
             *(
-                web.route(each.method, each.path, self._calls.answered(each.name, handles[each.name]))
+                web.route(
+                    each.method,
+                    each.path,
+                    self._calls.answered(each.name, handles[each.name], needs_key=each.needs_key),
+                )
                 for each in OPERATIONS
             ),
-            web.route("*", "/{path:.*}", self._calls.answered(NO_ROUTE, _no_route)),
+            web.route("*", "/{path:.*}", self._calls.answered(NO_ROUTE, _no_route, needs_key=False)),
         )
 
     async def _chat(self, http: web.Request, call: Call) -> web.StreamResponse:
@@ -72,6 +84,7 @@ class Api:
                 request = request_body.decode_chat(body)
             validate.check_model(request.model, self._model.limits)
             generation = validate.check_chat(request, self._model.limits, _header_lists(http))
+            await self._model.structures.check(generation.structure)
             prompt = await self._model.encode_chat(request.messages)
             form = ChatForm(self._header(call, "chatcmpl", generation))
             return await self._generate(http, call, generation, prompt, form)
@@ -82,6 +95,7 @@ class Api:
                 request = request_body.decode_completion(body)
             validate.check_model(request.model, self._model.limits)
             generation = validate.check_completion(request, self._model.limits, _header_lists(http))
+            await self._model.structures.check(generation.structure)
             given = prompts_of(request, self._model.limits)[0]
             if isinstance(given, str):
                 prompt = await self._model.encode_text(given)
@@ -102,7 +116,10 @@ class Api:
     async def _generate(
         self, http: web.Request, call: Call, generation: Generation, prompt: Prompt, form: AnswerForm
     ) -> web.StreamResponse:
-        sampling = validate.sampling(generation, prompt.tokens, self._model.limits, secrets.randbits(63))
+        limits = limits_within(self._capacity(), self._model.limits, generation, prompt.tokens)
+        sampling = validate.sampling(generation, prompt.tokens, limits, secrets.randbits(63))
+        given = None if generation.output_tokens_max is None else generation.output_tokens_param
+        call.reserve(prompt.tokens, sampling.output_tokens_max, given)
         order = Order(
             request_id=call.request_id,
             model=self._model.limits.name,

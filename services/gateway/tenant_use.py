@@ -27,7 +27,7 @@ from gateway.tenant_limits import (
 OUTPUT_TOKENS_RESERVED_DEFAULT = 1024
 """Set aside for an answer whose length the client does not bound; what it really takes is counted."""
 _TOLD = {
-    Reason.REQUESTS: "{requests_per_minute} requests a minute, the limit of this API key's tenant, are used up",
+    Reason.REQUESTS: "{requests_per_minute} requests a minute, the limit of the API key's tenant, are used up",
     Reason.TOKENS: "{tokens_per_minute} tokens a minute, the limit of this API key's tenant, are used up",
     Reason.CONCURRENCY: "{concurrent_requests_max} requests at once, which is the limit of this API key's "
     "tenant, are in progress",
@@ -64,6 +64,10 @@ class Entry:
     def answered(self, output_tokens: int) -> None:
         """So many more tokens of answers were generated."""
         self._output_tokens += output_tokens
+
+    def refused(self) -> None:
+        """Nothing was computed: the cluster had no room, and the prompt costs nothing."""
+        self._prompt_tokens = 0
 
 
 class TenantUse:
@@ -130,7 +134,7 @@ class TenantUse:
             raise invalid(
                 output_param or "prompt",
                 f"prompt ({prompt_tokens} tokens) and {output_param or 'answer'} ({output_tokens_max}) are "
-                f"more than {limit} tokens a minute, the limit of this API key's tenant: no wait makes room for them",
+                f"more than {limit} tokens a minute, the limit of this API key's tenant: no wait helps",
                 "tokens_per_minute_exceeded",
             )
         outcome = reserved(self._use_of(caller), self._share(limits), tokens, self._clock())

@@ -17,6 +17,7 @@ from cluster.bus import Bus, Received
 from cluster.context import ServiceConfig
 from cluster.control import ControlPlane
 from cluster.errors import ConfigError, DisconnectedError, RetryableError
+from cluster.http_options import HttpOptions
 from cluster.logs import Logger
 from cluster.messages import Accepted, Cancel, Commit, Describe, InstanceRecord
 from cluster.metrics import ServiceMetrics
@@ -69,7 +70,7 @@ class Cluster:
                 build or self.build,
                 self.stop,
                 connect=self.connect,
-                request_bytes_max=1000,
+                http=HttpOptions(request_bytes_max=1000),
             )
         )
 

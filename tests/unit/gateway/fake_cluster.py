@@ -27,10 +27,13 @@ from cluster.messages import (
 )
 from cluster.metrics import ServiceMetrics
 from cluster.testing.bus import FakeBroker, FakeBus
+from gateway.capacity import Capacity
 from gateway.http_body import BodyLimits
+from gateway.identity import Identity
 from gateway.metrics import GatewayMetrics
 from gateway.requests import GatewayLimits, Requests
 from gateway.routes import Api
+from gateway.tenant_use import TenantUse
 from gateway.text import TextModel, load_model_folder, pack_token_ids
 from kvindex.core import InstanceId
 from policy.core import FinishReason, Placement, ScheduleRequest
@@ -172,6 +175,8 @@ async def running_cluster(
     write_timeout_s: float = 5.0,
     conductor: str | None = subjects.SCHEDULE,
     model_name: str = "tiny",
+    capacity: Capacity | None = None,
+    identity: Identity | None = None,
 ):
     """A gateway on a real socket in front of fakes; `conductor` is the subject that one answers on."""
     broker = FakeBroker()
@@ -187,6 +192,9 @@ async def running_cluster(
         requests,
         metrics,
         log,
+        capacity=lambda: capacity,
+        identity=identity or Identity(None),
+        tenants=TenantUse(metrics, asyncio.get_running_loop().time),
         body_limits=body_limits or BodyLimits(),
         write_timeout_s=write_timeout_s,
     )
