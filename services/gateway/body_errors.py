@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Raw
 
 from gateway.api_errors import ApiError, invalid
+from gateway.ranges import shown
 
 VALUE_CHARS_SHOWN_MAX = 64
 NAME_CHARS_SHOWN_MAX = 128
@@ -72,7 +73,7 @@ def _broken_limit(path: str, what: str, values: Mapping[str, Raw]) -> str | None
     if length := _LENGTH_LIMIT.match(what):
         unit = "characters" if length["kind"] == "str" else "entries"
         must = f"must have {_WORDS[length['relation']]} {length['limit']} {unit}"
-        return _told(path, values, _size, must)
+        return _told(path, values, lambda value: _size(value, unit), must)
     if pattern := _PATTERN.match(what):
         return _told(path, values, lambda value: f"is {_shown(value)}", f"must match {pattern['pattern']}")
     return None
@@ -101,13 +102,12 @@ def _value_at(path: str, values: Mapping[str, Raw]) -> tuple[bool, object]:
     return True, value
 
 
-def _size(value: object) -> str:
-    return f"has {len(value)}" if isinstance(value, str | list | dict) else ""
+def _size(value: object, unit: str) -> str:
+    return f"has {len(value)} {unit}" if isinstance(value, str | list | dict) else ""
 
 
 def _shown(value: object) -> str:
-    """For messages; Python refuses to print integers of thousands of digits."""
-    if isinstance(value, int) and not -(2**64) < value < 2**64:
-        return "beyond 64 bits"
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return shown(value)
     text = msgspec.json.encode(value).decode()
     return text if len(text) <= VALUE_CHARS_SHOWN_MAX else text[:VALUE_CHARS_SHOWN_MAX] + "…"

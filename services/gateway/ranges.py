@@ -1,18 +1,8 @@
 """Ranges of parameters: what is outside is refused with the parameter's name and its limits. Pure."""
 
 from collections.abc import Sequence, Sized
-from typing import TypeVar
 
 from gateway.api_errors import invalid
-
-NumberT = TypeVar("NumberT", int, float)
-
-
-def in_range(param: str, value: NumberT | None, default: NumberT, low: NumberT, high: NumberT) -> NumberT:
-    if value is None:
-        return default
-    check_range(param, value, low, high)
-    return value
 
 
 def check_range(what: str, value: float, low: float, high: float, *, param: str | None = None) -> None:

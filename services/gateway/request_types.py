@@ -210,15 +210,16 @@ class ChatRequest(GenerationRequest, kw_only=True):
     parallel_tool_calls: bool | None = None
 
 
+TOKEN_ID_SCHEMA = {"type": "integer", "minimum": 0}
 PROMPT_SCHEMA = {
     "description": "A text, the ids of its tokens, or a list of either.",
     "anyOf": [
         {"type": "string"},
         {"type": "array", "items": {"type": "string"}, "minItems": 1, "maxItems": PROMPTS_MAX},
-        {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1},
+        {"type": "array", "items": TOKEN_ID_SCHEMA, "minItems": 1},
         {
             "type": "array",
-            "items": {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1},
+            "items": {"type": "array", "items": TOKEN_ID_SCHEMA, "minItems": 1},
             "minItems": 1,
             "maxItems": PROMPTS_MAX,
         },
@@ -247,8 +248,10 @@ class TokenizeRequest(Struct, kw_only=True):
 
 
 class DetokenizeRequest(Struct, kw_only=True):
+    """`tokens` are read by `gateway.prompts`, like a prompt."""
+
     model: str
-    tokens: list[TokenId]
+    tokens: Annotated[Raw, Meta(extra_json_schema={"type": "array", "items": TOKEN_ID_SCHEMA})]
 
 
 Neutral = dict[str, tuple[object, ...]]

@@ -5,10 +5,12 @@ import json
 import pytest
 
 from gateway.api_errors import ApiError, of_failure
-from gateway.api_types import ChatRequest, CompletionRequest
+from gateway.model_limits import ModelLimits
+from gateway.parameter_limits import STRUCTURE_CHOICES_MAX
 from gateway.request_body import decode_chat, decode_completion
-from gateway.structure import CHOICES_MAX, structure_of
-from gateway.validate import ModelLimits, check_chat, sampling
+from gateway.request_types import ChatRequest, CompletionRequest
+from gateway.structure import structure_of
+from gateway.validate import check_chat, sampling
 from policy.core import STRUCTURE_BYTES_MAX, StructureKind, StructureSpec
 from protocol.answer import Fail, FailureKind
 
@@ -117,17 +119,17 @@ def test_nothing_asked_is_nothing(parameters: dict[str, object]) -> None:
             {"response_format": {"type": "json_schema", "json_schema": {}}},
             "response_format.json_schema.schema",
         ),
-        ({"response_format": {"type": "json_object", "schema": {}}}, "response_format"),
+        ({"response_format": {"type": "json_object", "schema": {}}}, "response_format.schema"),
         ({"guided_regex": 3}, "guided_regex"),
         ({"guided_choice": []}, "guided_choice"),
         ({"guided_choice": ["a", 1]}, "guided_choice[1]"),
-        ({"guided_choice": ["a"] * (CHOICES_MAX + 1)}, "guided_choice"),
+        ({"guided_choice": ["a"] * (STRUCTURE_CHOICES_MAX + 1)}, "guided_choice"),
         ({"guided_regex": "a" * (STRUCTURE_BYTES_MAX + 1)}, "guided_regex"),
         ({"guided_json": {"a": "b" * STRUCTURE_BYTES_MAX}}, "guided_json"),
         ({"guided_json": SCHEMA, "guided_regex": "a"}, "guided_regex"),
         ({"guided_regex": "a", "response_format": {"type": "json_object"}}, "guided_regex"),
         ({"structured_outputs": {"regex": "a", "json_object": True}}, "structured_outputs.json_object"),
-        ({"structured_outputs": {"structural_tag": "x"}}, "structured_outputs"),
+        ({"structured_outputs": {"structural_tag": "x"}}, "structured_outputs.structural_tag"),
     ],
 )
 def test_what_does_not_fit_is_refused_by_name(parameters: dict[str, object], param: str) -> None:

@@ -3,15 +3,16 @@
 import asyncio
 import json
 
+import msgspec
 import pytest
 from tests.unit.gateway.model_files import CONTEXT_TOKENS_MAX, byte_level_tokenizer, write_model_folder
 
 from cluster.errors import ConfigError
 from gateway.api_errors import ApiError
-from gateway.api_types import ChatMessage, TextPart
 from gateway.app import load_folder
 from gateway.chat_template import ChatTemplate, TemplateError
 from gateway.config import GatewayConfig
+from gateway.request_types import AssistantMessage, DeveloperMessage, TextPart, UserMessage
 from gateway.text import TextModel, load_model_folder, pack_token_ids, unpack_token_ids
 from kvhash import BLOCK_TOKENS, block_hashes, model_fingerprint, namespace
 
@@ -48,8 +49,8 @@ def test_weights_of_another_dtype_than_the_kv_are_another_model(model, folder) -
 
 async def test_a_chat_is_rendered_and_encoded(model) -> None:
     messages = [
-        ChatMessage(role="developer", content="Be short."),
-        ChatMessage(role="user", content=[TextPart("The capital"), TextPart("of France?")]),
+        DeveloperMessage("Be short."),
+        UserMessage([TextPart("The capital"), TextPart("of France?")]),
     ]
     token_ids = unpack_token_ids((await model.encode_chat(messages)).token_ids)
     expected = (
@@ -63,28 +64,25 @@ async def test_a_chat_is_rendered_and_encoded(model) -> None:
 async def test_a_chat_equals_transformers(folder, model) -> None:
     transformers = pytest.importorskip("transformers")
     reference = transformers.PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
-    messages = [
-        {"role": "user", "content": "Wörter, 你好 🙂 12345\n"},
-        {"role": "assistant", "content": " ok "},
-    ]
+    messages = [UserMessage("Wörter, 你好 🙂 12345\n"), AssistantMessage(" ok ")]
     template = json.loads((folder / "tokenizer_config.json").read_text())["chat_template"]
     expected = reference.apply_chat_template(
-        messages, chat_template=template, add_generation_prompt=True, return_dict=False
+        msgspec.to_builtins(messages), chat_template=template, add_generation_prompt=True, return_dict=False
     )
-    prompt = await model.encode_chat([ChatMessage(**m) for m in messages])
+    prompt = await model.encode_chat(messages)
     assert unpack_token_ids(prompt.token_ids) == expected
 
 
 async def test_what_the_template_refuses_is_400(model) -> None:
     with pytest.raises(ApiError, match="the word is forbidden") as caught:
-        await model.encode_chat([ChatMessage(role="user", content="forbidden")])
+        await model.encode_chat([UserMessage("forbidden")])
     assert (caught.value.kind.status, caught.value.param) == (400, "messages")
 
 
 async def test_without_a_template_there_is_no_chat(tmp_path) -> None:
     model = TextModel(load_model_folder(write_model_folder(tmp_path, template=None), "tiny", "float32"), SEED)
     with pytest.raises(ApiError, match="no chat template"):
-        await model.encode_chat([ChatMessage(role="user", content="hello")])
+        await model.encode_chat([UserMessage("hello")])
     assert (await model.encode_text("hello")).tokens > 0
     model.close()
 
