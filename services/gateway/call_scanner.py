@@ -181,17 +181,18 @@ class CallScanner:
         elif self.name is not None:
             pass  # what follows the arguments changes nothing
         elif self._key == _NAME_KEY:
-            self._read_name = _string(written)
-            if self._read_name not in self._names:
-                self._wrong()
-            elif self._read_arguments is not None:
-                self._begin(self._read_name, self._read_arguments)
+            name = _string(written)
+            self._read_name = name if name in self._names else None
+            self._both_read(self._read_name, self._read_arguments, at_fault=self._read_name is None)
         elif self._key in _ARGUMENT_KEYS:
             self._read_arguments = _arguments(written)
-            if self._read_arguments is None:
-                self._wrong()
-            elif self._read_name is not None:
-                self._begin(self._read_name, self._read_arguments)
+            self._both_read(self._read_name, self._read_arguments, at_fault=self._read_arguments is None)
+
+    def _both_read(self, name: str | None, arguments: str | None, *, at_fault: bool) -> None:
+        if at_fault:
+            self._wrong()
+        elif name is not None and arguments is not None:
+            self._begin(name, arguments)
 
     def _key_read(self, written: str) -> None:
         key = _string(written)

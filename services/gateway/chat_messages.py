@@ -118,9 +118,7 @@ def _is_system(messages: Sequence[TemplateMessage]) -> bool:
     return bool(messages) and messages[0]["role"] == "system"
 
 
-def _system_with(
-    messages: Sequence[TemplateMessage], tools: Sequence[dict[str, object]]
-) -> TemplateMessage:
+def _system_with(messages: Sequence[TemplateMessage], tools: Sequence[dict[str, object]]) -> TemplateMessage:
     signatures = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
     words = _TOOLS_IN_WORDS.format(signatures=signatures)
     if not _is_system(messages):
