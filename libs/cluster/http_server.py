@@ -1,9 +1,10 @@
 """aiohttp's server with bounds: connections, time for a request's head, and one form of error for all that
 the server itself refuses.
 
-aiohttp answers what it cannot parse with text of its own, logs a traceback for it, and lets a client take
-any time for its headers. The subclasses here change no more than that. They reach into `RequestHandler`
-where it says that it waits for a request; the version is pinned, and tests hold what is promised.
+aiohttp answers what it cannot parse with text of its own, logs a traceback for it, lets a client take any
+time for its headers, and lets a handler wait for a body whose end can never be found. The subclasses here
+change no more than that. They reach into `RequestHandler` where it says what it waits for; the version is
+pinned, and tests hold what is promised.
 """
 
 import asyncio
@@ -13,7 +14,7 @@ from typing import Any
 
 from aiohttp import web
 from aiohttp.http_exceptions import LineTooLong
-from aiohttp.web_protocol import RequestHandler
+from aiohttp.web_protocol import RequestHandler, _ErrInfo
 
 from cluster.http_options import HttpOptions
 from cluster.logs import Logger
@@ -36,6 +37,8 @@ class _Connection(RequestHandler):
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
+        if self._current_request is not None and self._messages:
+            self._end_body(self._current_request)
         if self._waiter is None or self._waiter.done():
             self._stop_head_timer()
         elif self._head_timer is None and data:
@@ -46,6 +49,16 @@ class _Connection(RequestHandler):
     def connection_lost(self, exc: BaseException | None) -> None:
         self._stop_head_timer()
         super().connection_lost(exc)
+
+    def _end_body(self, request: web.BaseRequest) -> None:
+        """Where the parser gave up within the body that a handler reads, tell the handler."""
+        last, _ = self._messages[-1]
+        payload = request.content
+        if isinstance(last, _ErrInfo) and not payload.is_eof():
+            self._messages.pop()
+            payload.set_exception(web.RequestPayloadError(_malformed(last.exc, last.message)[1]))
+            payload.feed_eof()
+            self._close = True
 
     def refuse(self, status: HTTPStatus, message: str) -> None:
         """Say so and close, where no request was read."""
@@ -62,7 +75,9 @@ class _Connection(RequestHandler):
         message: str | None = None,
     ) -> web.StreamResponse:
         """What is answered where no handler did: to malformed HTTP, and to a bug."""
-        if status < HTTPStatus.INTERNAL_SERVER_ERROR:
+        if isinstance(exc, web.RequestPayloadError):
+            status, told = HTTPStatus.BAD_REQUEST, str(exc)
+        elif status < HTTPStatus.INTERNAL_SERVER_ERROR:
             status, told = _malformed(exc, message)
         else:
             told = HTTPStatus(status).description

@@ -73,7 +73,7 @@ class Calls:
     def answered(
         self, route: str, handle: Handle, *, needs_key: bool
     ) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
-        """`handle` with everything around it. `needs_key`: only for callers with a key, where there are any."""
+        """`handle` with everything around it. `needs_key`: only for callers with a key."""
         if needs_key:
             handle = self._identified(handle)
 

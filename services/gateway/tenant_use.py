@@ -27,8 +27,8 @@ from gateway.tenant_limits import (
 OUTPUT_TOKENS_RESERVED_DEFAULT = 1024
 """Set aside for an answer whose length the client does not bound; what it really takes is counted."""
 _TOLD = {
-    Reason.REQUESTS: "{requests_per_minute} requests a minute, the limit of the API key's tenant, are used up",
-    Reason.TOKENS: "{tokens_per_minute} tokens a minute, the limit of this API key's tenant, are used up",
+    Reason.REQUESTS: "{requests_per_minute} requests a minute, the limit of the key's tenant, are used up",
+    Reason.TOKENS: "{tokens_per_minute} tokens a minute, the limit of the key's tenant, are used up",
     Reason.CONCURRENCY: "{concurrent_requests_max} requests at once, which is the limit of this API key's "
     "tenant, are in progress",
 }
