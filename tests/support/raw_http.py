@@ -13,6 +13,7 @@ CONNECT_S_MAX = 20.0
 ANSWER_S_MAX = 60.0
 HEAD_BYTES_MAX = 64 * 1024
 EVENT_BYTES_MAX = 4 * 1024 * 1024
+SLOW_SEGMENT_BYTES = 536
 DATA = b"data: "
 DONE = b"[DONE]"
 
@@ -50,11 +51,13 @@ class RawClient:
 
     @classmethod
     async def connect(cls, url: str, *, receive_bytes: int | None = None) -> Self:
-        """`receive_bytes`: how much the kernel takes for a client that does not read."""
+        """`receive_bytes`: how much the kernel takes for a client that does not read. Its segments are small
+        then, so that the kernel at the other end keeps little for it either."""
         parts = urlsplit(url)
         made = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         if receive_bytes is not None:
             made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
+            made.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, SLOW_SEGMENT_BYTES)
         made.setblocking(False)
         try:
             async with asyncio.timeout(CONNECT_S_MAX):
@@ -91,7 +94,7 @@ class RawClient:
     async def event(self) -> dict[str, Any] | None:
         """The next event of a stream; None at its end."""
         async with asyncio.timeout(ANSWER_S_MAX):
-            while line := await self.reader.readline():
+            while (line := await self.reader.readline()).endswith(b"\n"):
                 if line.startswith(DATA):
                     content = line.removeprefix(DATA).strip()
                     return None if content == DONE else json.loads(content)

@@ -34,10 +34,11 @@ SEED = 6
 
 
 @contextmanager
-def timed_stack(folder: Path, *, lease_ttl_s: float = 2.0) -> Iterator[LooseStack]:
-    """Servers only, as `loose_stack`; the workers started on it have timed engines."""
+def timed_stack(folder: Path, *, lease_ttl_s: float = 2.0, context: int = 2048) -> Iterator[LooseStack]:
+    """Servers only, as `loose_stack`; the workers started on it have timed engines. `context` is the
+    model's, in tokens."""
     model = folder / "tiny"
-    make_tiny_model(model)
+    make_tiny_model(model, context=context)
     with loose_stack(folder, model, lease_ttl_s=lease_ttl_s, services=TIMED_SERVICES) as stack:
         yield stack
 
