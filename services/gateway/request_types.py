@@ -9,7 +9,7 @@ exist.
 from typing import Annotated, ClassVar, Literal
 
 import msgspec
-from msgspec import Meta, Raw, Struct
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from gateway.parameter_limits import (
     CACHE_SALT_CHARS_MAX,
@@ -30,7 +30,7 @@ from gateway.parameter_limits import (
     TTFT_MS_MIN,
     USER_CHARS_MAX,
 )
-from gateway.tool_types import ToolCall, ToolChoiceParam, ToolDefinition
+from gateway.tool_types import ToolCall, ToolChoiceParam, Tools
 from policy.core import PRIORITY_MAX, PRIORITY_MIN, STRUCTURE_BYTES_MAX
 from policy.sampling_limits import (
     LOGIT_BIAS_ENTRIES_MAX,
@@ -102,8 +102,9 @@ class UserMessage(Struct, forbid_unknown_fields=True, tag_field="role", tag="use
 
 
 class AssistantMessage(Struct, forbid_unknown_fields=True, tag_field="role", tag="assistant"):
-    """An earlier answer: text, calls, or both. From `annotations` on, what our answers or those of other
-    servers hold and nobody has to cut off before sending them back."""
+    """An earlier answer: text, calls, or both. From `annotations` on, what answers hold, ours, those of other
+    servers or as clients keep them, and nobody has to cut off before sending them back; `parsed` says what
+    `content` says and is not read."""
 
     role: ClassVar[str] = "assistant"
     content: Content | None = None
@@ -113,6 +114,7 @@ class AssistantMessage(Struct, forbid_unknown_fields=True, tag_field="role", tag
     audio: None = None
     function_call: None = None
     refusal: None = None
+    parsed: Raw | UnsetType = UNSET
 
 
 class ToolMessage(Struct, forbid_unknown_fields=True, tag_field="role", tag="tool"):
@@ -205,7 +207,7 @@ class ChatRequest(GenerationRequest, kw_only=True):
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None
     top_logprobs: TopLogprobs | None = None
-    tools: list[ToolDefinition] | None = None
+    tools: Tools | None = None
     tool_choice: ToolChoiceParam | None = None
     parallel_tool_calls: bool | None = None
 
@@ -242,7 +244,7 @@ class TokenizeRequest(Struct, kw_only=True):
     model: str
     prompt: str | None = None
     messages: Annotated[list[ChatMessage], Meta(min_length=1, max_length=MESSAGES_MAX)] | None = None
-    tools: list[ToolDefinition] | None = None
+    tools: Tools | None = None
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
 

@@ -1,26 +1,36 @@
 """Tools in the shapes of OpenAI's API: what a request offers, what it asks of them, what messages carry.
 
-Names and types only; limits, and what goes with what, are `gateway.tools`'.
+Owns names, types and ranges; what goes with what is `gateway.tools`'.
 """
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from msgspec import UNSET, Raw, Struct, UnsetType
+import msgspec
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
+
+from gateway.parameter_limits import TOOL_DESCRIPTION_CHARS_MAX, TOOL_NAME_PATTERN, TOOLS_MAX
+
+FunctionName = Annotated[str, Meta(pattern=TOOL_NAME_PATTERN)]
 
 
 class FunctionDefinition(Struct, forbid_unknown_fields=True):
     """`parameters` is a JSON schema; absent or null: the function takes none. `strict` is accepted; only a
     call that `tool_choice` asks for is held to the schema, whatever `strict` says."""
 
-    name: str
-    description: str | None = None
-    parameters: Raw = Raw()
+    name: FunctionName
+    description: Annotated[str, Meta(max_length=TOOL_DESCRIPTION_CHARS_MAX)] | None = None
+    parameters: Annotated[Raw, Meta(extra_json_schema={"type": ["object", "null"]})] = msgspec.field(
+        default_factory=Raw
+    )
     strict: bool | None = None
 
 
 class ToolDefinition(Struct, forbid_unknown_fields=True):
     type: Literal["function"]
     function: FunctionDefinition
+
+
+Tools = Annotated[list[ToolDefinition], Meta(max_length=TOOLS_MAX)]
 
 
 class ChosenFunction(Struct, forbid_unknown_fields=True):
@@ -36,10 +46,12 @@ ToolChoiceParam = Literal["none", "auto", "required"] | NamedToolChoice
 
 
 class CalledFunction(Struct, forbid_unknown_fields=True):
-    """`arguments` is JSON as the model wrote it."""
+    """`arguments` is JSON as the model wrote it. `parsed_arguments` is what OpenAI's client keeps beside it
+    and sends back; nobody reads it."""
 
     name: str
     arguments: str
+    parsed_arguments: Raw | UnsetType = UNSET
 
 
 class ToolCall(Struct, forbid_unknown_fields=True, kw_only=True):

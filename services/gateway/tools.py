@@ -12,19 +12,15 @@ from enum import StrEnum
 import msgspec
 
 from gateway.api_errors import invalid
-from gateway.ranges import check_count, check_range
+from gateway.parameter_limits import TOOL_NAME_PATTERN
+from gateway.ranges import check_range
 from gateway.request_types import ChatRequest
 from gateway.structure import NamedStructure, structure_of
 from gateway.tool_schema import SchemaTooDeepError, calls_schema
 from gateway.tool_types import FunctionDefinition, NamedToolChoice, ToolDefinition
 from policy.core import STRUCTURE_BYTES_MAX, StructureKind, StructureSpec
 
-TOOLS_MAX = 128
-TOOL_NAME_CHARS_MAX = 64
-TOOL_DESCRIPTION_CHARS_MAX = 64 * 1024
 NO_PARAMETERS = '{"type":"object","properties":{}}'
-
-_NAME = re.compile(r"[a-zA-Z0-9_-]*")
 
 
 class ToolChoice(StrEnum):
@@ -101,8 +97,12 @@ def tool_use_of(request: ChatRequest) -> ToolUse | None:
     )
 
 
+def offered(definitions: Sequence[ToolDefinition] | None) -> ToolUse | None:
+    """Tools that the model may call or not; None where there are none. Raises ApiError."""
+    return ToolUse(_tools(definitions), ToolChoice.AUTO) if definitions else None
+
+
 def _tools(definitions: Sequence[ToolDefinition]) -> tuple[Tool, ...]:
-    check_count("tools", definitions, TOOLS_MAX)
     tools = tuple(
         _tool(f"tools[{index}].function", definition.function) for index, definition in enumerate(definitions)
     )
@@ -116,21 +116,9 @@ def _tools(definitions: Sequence[ToolDefinition]) -> tuple[Tool, ...]:
 
 
 def _tool(param: str, function: FunctionDefinition) -> Tool:
-    name_param = f"{param}.name"
-    check_range(f"{name_param} (characters)", len(function.name), 1, TOOL_NAME_CHARS_MAX, param=name_param)
-    if not _NAME.fullmatch(function.name):
-        raise invalid(
-            name_param, f"{name_param} is {function.name!r}, must have letters, digits, _ and - only"
-        )
-    description_param = f"{param}.description"
-    description_chars = len(function.description or "")
-    check_range(
-        f"{description_param} (characters)",
-        description_chars,
-        0,
-        TOOL_DESCRIPTION_CHARS_MAX,
-        param=description_param,
-    )
+    # As a search, which is how types are checked, the pattern lets a line break at the end pass.
+    if not re.fullmatch(TOOL_NAME_PATTERN, function.name):
+        raise invalid(f"{param}.name", f"{param}.name is {function.name!r}, must match {TOOL_NAME_PATTERN!r}")
     return Tool(function.name, function.description, _parameters(f"{param}.parameters", function.parameters))
 
 

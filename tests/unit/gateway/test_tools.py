@@ -8,16 +8,10 @@ import pytest
 from tests.unit.gateway.model_files import byte_level_tokenizer
 
 from gateway.api_errors import ApiError
+from gateway.parameter_limits import TOOL_DESCRIPTION_CHARS_MAX, TOOLS_MAX
 from gateway.request_body import decode_chat
 from gateway.tool_schema import FORCED_CALLS_MAX, SCHEMA_DEPTH_MAX
-from gateway.tools import (
-    NO_PARAMETERS,
-    TOOL_DESCRIPTION_CHARS_MAX,
-    TOOLS_MAX,
-    ToolChoice,
-    ToolUse,
-    tool_use_of,
-)
+from gateway.tools import NO_PARAMETERS, ToolChoice, ToolUse, offered, tool_use_of
 from policy.core import STRUCTURE_BYTES_MAX, StructureKind
 from structures.compiler import StructureCompiler
 from structures.errors import StructureError
@@ -85,6 +79,21 @@ def test_tools_are_kept_in_order_as_templates_read_them() -> None:
         function("b-2_C", parameters=json.loads(NO_PARAMETERS)),
     ]
     assert use_of(tools=[function("a", parameters=None)]) == use_of(tools=[function("a")])
+
+
+def test_tools_that_are_merely_offered() -> None:
+    request = decode_chat(
+        msgspec.json.encode(
+            {
+                "model": "tiny",
+                "messages": [{"role": "user", "content": "x"}],
+                "tools": [function("a")],
+                "tool_choice": "none",
+            }
+        )
+    )
+    assert offered(request.tools) == use_of(tools=[function("a")])
+    assert offered([]) is None
 
 
 def test_a_named_function_holds_the_answer_to_its_parameters() -> None:
@@ -175,11 +184,11 @@ def test_data_that_looks_like_a_reference_stays_as_it_is() -> None:
     ("parameters", "param", "message"),
     [
         ({"tools": [function(f"f{n}") for n in range(TOOLS_MAX + 1)]}, "tools", "128"),
-        ({"tools": [function("")]}, "tools[0].function.name", "1 to 64"),
-        ({"tools": [function("n" * 65)]}, "tools[0].function.name", "1 to 64"),
-        ({"tools": [function("a"), function("get weather")]}, "tools[1].function.name", "letters, digits"),
-        ({"tools": [function("é")]}, "tools[0].function.name", "letters, digits"),
-        ({"tools": [function("a\n")]}, "tools[0].function.name", "letters, digits"),
+        ({"tools": [function("")]}, "tools[0].function.name", "{1,64}"),
+        ({"tools": [function("n" * 65)]}, "tools[0].function.name", "{1,64}"),
+        ({"tools": [function("a"), function("get weather")]}, "tools[1].function.name", "{1,64}"),
+        ({"tools": [function("é")]}, "tools[0].function.name", "{1,64}"),
+        ({"tools": [function("a\n")]}, "tools[0].function.name", "{1,64}"),
         ({"tools": [function("a"), function("b"), function("a")]}, "tools[2].function.name", "tools.0. has"),
         (
             {"tools": [function(description="d" * (TOOL_DESCRIPTION_CHARS_MAX + 1))]},
