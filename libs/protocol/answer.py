@@ -59,6 +59,8 @@ class Answer:
     complete: FinishReason | None = None
     """All tokens are there, only the finish is missing."""
     resume_asked_at_s: float | None = None
+    admitted: bool = False
+    """It was let in before it was begun."""
     unscheduled: int = 0
     """Questions for this placement that no conductor answered."""
 
@@ -68,7 +70,10 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """The request was checked and tokenised."""
+    """The request was checked and tokenised. `admitted`: the cluster let it in with another answer to the
+    same prompt, and does not have to decide about it again."""
+
+    admitted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,8 +275,9 @@ def step(answer: Answer, event: Event, now_s: float) -> Outcome:
     if answer.phase is Phase.ENDED:
         return _after_end(answer, event)
     match event:
-        case Begin():
-            return answer, (AskPlacement(answer.attempt, answer.excluded, resumed=False, backoff=False),)
+        case Begin(admitted):
+            ask = AskPlacement(answer.attempt, answer.excluded, resumed=admitted, backoff=False)
+            return replace(answer, admitted=admitted), (ask,)
         case Placed(placement):
             return _placed(answer, placement)
         case NotPlaced(rejection):
@@ -331,7 +337,7 @@ def _unscheduled(answer: Answer, attempt: int, detail: str) -> Outcome:
     if attempt != answer.attempt or answer.phase is not Phase.PLACING:
         return answer, ()
     unscheduled = answer.unscheduled + 1
-    if answer.next_index == 0 or unscheduled >= SCHEDULE_TRIES_MAX:
+    if not _let_in(answer) or unscheduled >= SCHEDULE_TRIES_MAX:
         return _fail(answer, Fail(FailureKind.UNAVAILABLE, "no_conductor", detail))
     ask = AskPlacement(attempt, answer.excluded, resumed=True, backoff=True)
     return replace(answer, unscheduled=unscheduled), (ask,)
@@ -475,8 +481,13 @@ def _place_again(
         announced_end=None,
         resume_asked_at_s=None,
     )
-    ask = AskPlacement(attempt, excluded, resumed=answer.next_index > 0, backoff=True)
+    ask = AskPlacement(attempt, excluded, resumed=_let_in(answer), backoff=True)
     return again, (*cancel, ask)
+
+
+def _let_in(answer: Answer) -> bool:
+    """The cluster has decided for it already: it is not to be turned away for its load any more."""
+    return answer.admitted or answer.next_index > 0
 
 
 def _cancel_all(answer: Answer) -> tuple[TellCancel, ...]:

@@ -1,8 +1,9 @@
-"""An answer in the two forms of the API: as one object, or as the events of a stream.
+"""Answers in the two forms of the API: as one object, or as the events of a stream.
 
-Pure: text and endings in, JSON bytes out. Knows no connection.
+Pure: what is said and endings in, JSON bytes out. Knows no connection.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -16,6 +17,8 @@ from gateway.answer_types import (
     ChatChunkChoice,
     ChatCompletion,
     ChatDelta,
+    ChatLogprobs,
+    CompletionLogprobs,
     PromptTokensDetails,
     TextChoice,
     TextCompletion,
@@ -23,33 +26,62 @@ from gateway.answer_types import (
     Usage,
 )
 from gateway.api_errors import ApiError
-from gateway.outbox import Ending
-from policy.core import FinishReason
+from gateway.logprobs import TokenNames, chat_logprobs, completion_logprobs
+from gateway.outbox import TokenUsage
+from gateway.token_log import LoggedToken
+from gateway.tool_calls import CallArguments, CallBegun, Said, Spoken, ToolPiece
+from gateway.tool_types import CalledFunction, FunctionDelta, ToolCall, ToolCallDelta
 
 DONE = b"data: [DONE]\n\n"
+KEEP_ALIVE = b": keep-alive\n\n"
+"""A comment, which clients pass over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What is new of one answer: words and calls, and the tokens that came with them."""
+
+    said: Sequence[ToolPiece]
+    token_ids: list[int]
+    logged: Sequence[LoggedToken]
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """One answer as a whole."""
+
+    said: Said
+    token_ids: list[int]
+    logged: Sequence[LoggedToken]
+    finish_reason: str
 
 
 class AnswerForm(Protocol):
-    """Each method but `whole` gives whole server-sent events, or nothing where there is nothing to say."""
+    """Answers are known by their number. Each method but `whole` gives whole server-sent events, or nothing
+    where there is nothing to say."""
 
-    def whole(self, text: str, token_ids: list[int], ending: Ending) -> bytes: ...
+    def whole(self, answers: Sequence[Whole], usage: TokenUsage) -> bytes: ...
 
-    def opening(self) -> bytes: ...
+    def opening(self, index: int) -> bytes: ...
 
-    def delta(self, text: str, token_ids: list[int]) -> bytes: ...
+    def delta(self, index: int, delta: Delta) -> bytes: ...
 
-    def closing(self, ending: Ending) -> bytes: ...
+    def closing(self, index: int, finish_reason: str) -> bytes: ...
+
+    def usage(self, usage: TokenUsage) -> bytes: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What every object of one answer begins with. `created` in seconds since 1970."""
+    """What every object of one response begins with, and what its client asked to see. `created` in seconds
+    since 1970. `names`: of tokens, where logprobs are wanted."""
 
     id: str
     created: int
     model: str
     include_usage: bool
     return_token_ids: bool
+    names: TokenNames | None = None
 
     def token_ids(self, token_ids: list[int]) -> TokenIds:
         return token_ids if self.return_token_ids else UNSET
@@ -64,69 +96,113 @@ class ChatForm:
     def __init__(self, header: Header) -> None:
         self._header = header
 
-    def whole(self, text: str, token_ids: list[int], ending: Ending) -> bytes:
+    def whole(self, answers: Sequence[Whole], usage: TokenUsage) -> bytes:
         header = self._header
-        shown = header.token_ids(token_ids)
-        choice = ChatChoice(0, AnswerMessage(text), ending.reason, token_ids=shown)
-        completion = ChatCompletion(header.id, header.created, header.model, [choice], _usage(ending))
-        return msgspec.json.encode(completion)
+        choices = [
+            ChatChoice(
+                index,
+                _message(answer.said),
+                answer.finish_reason,
+                self._logprobs(answer.logged),
+                header.token_ids(answer.token_ids),
+            )
+            for index, answer in enumerate(answers)
+        ]
+        return msgspec.json.encode(
+            ChatCompletion(header.id, header.created, header.model, choices, _usage(usage))
+        )
 
-    def opening(self) -> bytes:
-        return self._chunk(ChatDelta(role="assistant", content=""))
+    def opening(self, index: int) -> bytes:
+        return self._chunk(ChatChunkChoice(index, ChatDelta(role="assistant", content="")))
 
-    def delta(self, text: str, token_ids: list[int]) -> bytes:
-        shown = self._header.token_ids(token_ids)
-        return self._chunk(ChatDelta(content=text), token_ids=shown) if text or shown else b""
+    def delta(self, index: int, delta: Delta) -> bytes:
+        choices = [ChatChunkChoice(index, _chat_delta(piece)) for piece in delta.said]
+        shown = self._header.token_ids(delta.token_ids)
+        if shown or delta.logged:
+            if not choices:
+                choices.append(ChatChunkChoice(index, ChatDelta(content="")))
+            choices[0].token_ids = shown
+            if delta.logged:
+                choices[0].logprobs = self._logprobs(delta.logged)
+        return b"".join(map(self._chunk, choices))
 
-    def closing(self, ending: Ending) -> bytes:
+    def closing(self, index: int, finish_reason: str) -> bytes:
+        return self._chunk(ChatChunkChoice(index, ChatDelta(), finish_reason))
+
+    def usage(self, usage: TokenUsage) -> bytes:
         header = self._header
-        last = self._chunk(ChatDelta(), finish_reason=ending.reason)
         if not header.include_usage:
-            return last
-        usage = ChatChunk(header.id, header.created, header.model, [], usage=_usage(ending))
-        return last + _event(usage)
+            return b""
+        return _event(ChatChunk(header.id, header.created, header.model, [], usage=_usage(usage)))
 
-    def _chunk(
-        self, delta: ChatDelta, *, finish_reason: FinishReason | None = None, token_ids: TokenIds = UNSET
-    ) -> bytes:
+    def _chunk(self, choice: ChatChunkChoice) -> bytes:
         header = self._header
-        choice = ChatChunkChoice(0, delta, finish_reason, token_ids=token_ids)
         return _event(ChatChunk(header.id, header.created, header.model, [choice], usage=header.no_usage))
+
+    def _logprobs(self, logged: Sequence[LoggedToken]) -> ChatLogprobs | None:
+        names = self._header.names
+        return None if names is None else chat_logprobs(logged, names)
 
 
 class CompletionForm:
-    def __init__(self, header: Header) -> None:
+    """Of text completions, which call no tools."""
+
+    def __init__(self, header: Header, echoes: Sequence[str] = (), answers: int = 1) -> None:
+        """`echoes`: the texts of the prompts, where they are to come before the answers, of which each
+        prompt has `answers`."""
         self._header = header
+        self._echoes = echoes
+        self._answers = answers
 
-    def whole(self, text: str, token_ids: list[int], ending: Ending) -> bytes:
+    def whole(self, answers: Sequence[Whole], usage: TokenUsage) -> bytes:
         header = self._header
-        choice = TextChoice(0, text, ending.reason, token_ids=header.token_ids(token_ids))
-        completion = TextCompletion(header.id, header.created, header.model, [choice], usage=_usage(ending))
-        return msgspec.json.encode(completion)
+        choices = [
+            TextChoice(
+                index,
+                self._echo(index) + answer.said.content,
+                answer.finish_reason,
+                self._logprobs(answer.logged),
+                header.token_ids(answer.token_ids),
+            )
+            for index, answer in enumerate(answers)
+        ]
+        return msgspec.json.encode(
+            TextCompletion(header.id, header.created, header.model, choices, _usage(usage))
+        )
 
-    def opening(self) -> bytes:
-        return b""
+    def opening(self, index: int) -> bytes:
+        echo = self._echo(index)
+        return self._chunk(TextChoice(index, echo)) if echo else b""
 
-    def delta(self, text: str, token_ids: list[int]) -> bytes:
-        shown = self._header.token_ids(token_ids)
-        return self._chunk(text, token_ids=shown) if text or shown else b""
+    def delta(self, index: int, delta: Delta) -> bytes:
+        text = "".join(piece.text for piece in delta.said if isinstance(piece, Spoken))
+        shown = self._header.token_ids(delta.token_ids)
+        if not (text or shown or delta.logged):
+            return b""
+        logprobs = self._logprobs(delta.logged) if delta.logged else None
+        return self._chunk(TextChoice(index, text, None, logprobs, shown))
 
-    def closing(self, ending: Ending) -> bytes:
+    def closing(self, index: int, finish_reason: str) -> bytes:
+        return self._chunk(TextChoice(index, "", finish_reason))
+
+    def usage(self, usage: TokenUsage) -> bytes:
         header = self._header
-        last = self._chunk("", finish_reason=ending.reason)
         if not header.include_usage:
-            return last
-        usage = TextCompletion(header.id, header.created, header.model, [], usage=_usage(ending))
-        return last + _event(usage)
+            return b""
+        return _event(TextCompletion(header.id, header.created, header.model, [], usage=_usage(usage)))
 
-    def _chunk(
-        self, text: str, *, finish_reason: FinishReason | None = None, token_ids: TokenIds = UNSET
-    ) -> bytes:
+    def _echo(self, index: int) -> str:
+        return self._echoes[index // self._answers] if self._echoes else ""
+
+    def _chunk(self, choice: TextChoice) -> bytes:
         header = self._header
-        choice = TextChoice(0, text, finish_reason, token_ids=token_ids)
         return _event(
             TextCompletion(header.id, header.created, header.model, [choice], usage=header.no_usage)
         )
+
+    def _logprobs(self, logged: Sequence[LoggedToken]) -> CompletionLogprobs | None:
+        names = self._header.names
+        return None if names is None else completion_logprobs(logged, names)
 
 
 def error_event(error: ApiError) -> bytes:
@@ -134,14 +210,32 @@ def error_event(error: ApiError) -> bytes:
     return b"event: error\n" + _event(error.body())
 
 
+def _message(said: Said) -> AnswerMessage:
+    if not said.calls:
+        return AnswerMessage(said.content)
+    calls = [ToolCall(id=call.id, function=CalledFunction(call.name, call.arguments)) for call in said.calls]
+    return AnswerMessage(said.content or None, tool_calls=calls)
+
+
+def _chat_delta(piece: ToolPiece) -> ChatDelta:
+    match piece:
+        case Spoken(text):
+            return ChatDelta(content=text)
+        case CallBegun(index, call_id, name):
+            call = ToolCallDelta(index, FunctionDelta("", name), call_id, "function")
+        case CallArguments(index, text):
+            call = ToolCallDelta(index, FunctionDelta(text))
+    return ChatDelta(tool_calls=[call])
+
+
 def _event(chunk: msgspec.Struct) -> bytes:
     return b"data: " + msgspec.json.encode(chunk) + b"\n\n"
 
 
-def _usage(ending: Ending) -> Usage:
+def _usage(usage: TokenUsage) -> Usage:
     return Usage(
-        prompt_tokens=ending.prompt_tokens,
-        completion_tokens=ending.completion_tokens,
-        total_tokens=ending.prompt_tokens + ending.completion_tokens,
-        prompt_tokens_details=PromptTokensDetails(ending.cached_tokens),
+        prompt_tokens=usage.prompt_tokens,
+        completion_tokens=usage.completion_tokens,
+        total_tokens=usage.prompt_tokens + usage.completion_tokens,
+        prompt_tokens_details=PromptTokensDetails(usage.cached_tokens),
     )

@@ -33,8 +33,11 @@ class TopLogprob(Struct):
 
 
 class TokenLogprob(Struct):
+    """`logprob` is null where nobody knows it any more: of a token that an instance which was lost had
+    sent."""
+
     token: str
-    logprob: float
+    logprob: float | None
     bytes: list[int] | None
     top_logprobs: list[TopLogprob]
 

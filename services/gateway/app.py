@@ -59,6 +59,7 @@ class GatewayApp:
             capacity=KnownCapacity(context.registry, folder.fingerprint),
             body_limits=config.body_limits(),
             write_timeout_s=config.write_timeout_s,
+            keep_alive_s=config.keep_alive_s,
         )
 
     async def start(self) -> InstanceRecord:

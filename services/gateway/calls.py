@@ -6,7 +6,7 @@ Knows no operation: what a call asks for and what it is answered is its handler'
 import asyncio
 import secrets
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 from aiohttp import web
@@ -17,7 +17,7 @@ from gateway.api_errors import INTERNAL, OVERLOADED, UNAVAILABLE, ApiError
 from gateway.edge import REQUEST_ID_HEADER, client_request_id
 from gateway.identity import OPEN, Caller, Identity
 from gateway.metrics import GatewayMetrics
-from gateway.outbox import Ending
+from gateway.outbox import TokenUsage
 from gateway.tenant_use import Entry, TenantUse
 from policy.core import RequestId
 
@@ -41,7 +41,10 @@ class Call:
     caller: Caller = OPEN
     entry: Entry | None = None
     """What it takes of the tenant's limits; None where nothing is counted."""
-    ending: Ending | None = None
+    usage: TokenUsage | None = None
+    """None until all its answers have ended."""
+    finish_reasons: list[str] = field(default_factory=list)
+    """Of its answers, in the order in which they ended."""
     failure: ApiError | None = None
 
     def reserve(self, prompt_tokens: int, output_tokens_max: int, output_param: str | None) -> None:
@@ -133,13 +136,13 @@ class Calls:
 
     def _record(self, call: Call, status: int) -> None:
         self._metrics.requests.labels(call.route, str(status)).inc()
-        failure, ending = call.failure, call.ending
+        failure, usage = call.failure, call.usage
         if failure is not None and failure.reason is not None:
             self._metrics.rejected.labels(failure.reason).inc()
-        if ending is not None:
-            self._metrics.prompt_tokens.inc(ending.prompt_tokens)
-            self._metrics.cached_tokens.inc(ending.cached_tokens)
-            self._metrics.completion_tokens.inc(ending.completion_tokens)
+        if usage is not None:
+            self._metrics.prompt_tokens.inc(usage.prompt_tokens)
+            self._metrics.cached_tokens.inc(usage.cached_tokens)
+            self._metrics.completion_tokens.inc(usage.completion_tokens)
         fields = {
             "route": call.route,
             "status": status,
@@ -149,12 +152,13 @@ class Calls:
             "tenant": call.caller.tenant,
             "elapsed_s": round(asyncio.get_running_loop().time() - call.arrived_at_s, 6),
         }
-        if ending is not None:
+        if usage is not None:
             fields |= {
-                "prompt_tokens": ending.prompt_tokens,
-                "cached_tokens": ending.cached_tokens,
-                "completion_tokens": ending.completion_tokens,
-                "finish_reason": ending.reason.value,
+                "prompt_tokens": usage.prompt_tokens,
+                "cached_tokens": usage.cached_tokens,
+                "completion_tokens": usage.completion_tokens,
+                "answers": len(call.finish_reasons),
+                "finish_reason": ",".join(sorted(set(call.finish_reasons))),
             }
         if failure is not None:
             fields |= {"error": failure.message, "param": failure.param}

@@ -51,6 +51,10 @@ class GatewayConfig(ServiceConfig):
     write_timeout_s: float = field(
         default=60.0, metadata={"help": "a client that reads nothing is cut off", "min": 0.1, "max": 3600.0}
     )
+    keep_alive_s: float = field(
+        default=15.0,
+        metadata={"help": "a stream silent for so long gets a comment", "min": 0.05, "max": 3600.0},
+    )
     body_bytes_max: int = field(
         default=BODY_BYTES_MAX_DEFAULT,
         metadata={"help": "bytes of a request body; more is 413", "min": 1024},

@@ -6,9 +6,10 @@ prompt, so a first word keeps its space.
 """
 
 import codecs
+import copy
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from tokenizers import Tokenizer
 
@@ -18,29 +19,43 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 class TokenBytes:
-    """The bytes of each token of a vocabulary. Special tokens and ids without a token have none.
+    """The bytes of each token of a vocabulary. Ids without a token have none, and special tokens have none
+    unless they are kept.
 
     Knows the decoders of byte-level BPE (GPT-2, Llama 3, Qwen, SmolLM2) and of SentencePiece with or
     without byte fallback (Llama 2, Mistral); raises ConfigError for any other.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, keep_special: bool = False) -> None:
         self._tokenizer = tokenizer
         self._special = frozenset(
             token_id for token_id, token in tokenizer.get_added_tokens_decoder().items() if token.special
         )
+        self._kept = self._special if keep_special else frozenset[int]()
         self._piece_bytes = _piece_decoder(json.loads(tokenizer.to_str()).get("decoder"))
         self._known: dict[int, bytes] = {}
+
+    def keeping(self, special_tokens: Collection[str]) -> "TokenBytes":
+        """The same vocabulary, with these special tokens kept."""
+        other = copy.copy(self)
+        other._kept = self._kept | {
+            token_id for token_id in self._special if self._tokenizer.id_to_token(token_id) in special_tokens
+        }
+        other._known = {}
+        return other
 
     def of(self, token_id: int) -> bytes:
         known = self._known.get(token_id)
         if known is not None:
             return known
         piece = None if token_id < 0 else self._tokenizer.id_to_token(token_id)
-        if piece is None or token_id in self._special:
+        if piece is None:
             return b""
         # Only tokens of the vocabulary are remembered: that bounds the table.
-        self._known[token_id] = self._piece_bytes(piece)
+        if token_id not in self._special:
+            self._known[token_id] = self._piece_bytes(piece)
+        else:
+            self._known[token_id] = piece.encode() if token_id in self._kept else b""
         return self._known[token_id]
 
 
@@ -52,13 +67,23 @@ class Detokenizer:
         self._token_bytes = token_bytes
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
-    def feed(self, token_id: int) -> str:
-        """The characters that this token completes."""
-        return self._decoder.decode(self._token_bytes.of(token_id))
+    @property
+    def begun(self) -> bytes:
+        """The bytes of a character that is not whole yet."""
+        return self._decoder.getstate()[0]
+
+    def feed(self, token_ids: Iterable[int]) -> str:
+        """The characters that these next tokens complete."""
+        return self._decoder.decode(b"".join(map(self._token_bytes.of, token_ids)))
 
     def finish(self) -> str:
         """What is left of a character that never became whole."""
         return self._decoder.decode(b"", final=True)
+
+
+def whole_text(token_bytes: TokenBytes, token_ids: Iterable[int]) -> str:
+    """Of tokens that are all there."""
+    return b"".join(map(token_bytes.of, token_ids)).decode("utf-8", "replace")
 
 
 def _piece_decoder(decoder: Mapping[str, object] | None) -> Callable[[str], bytes]:

@@ -63,6 +63,11 @@ class Order:
     structure_param: str | None = None
     """What the client called `sampling.structure`."""
     urgency: Urgency = field(default_factory=Urgency)
+    tenant: str = ""
+    salt: str = ""
+    """What `namespace` was made with beside model and cluster."""
+    answers: int = 1
+    """Those to this prompt that the cluster is asked for with this one."""
 
 
 def schedule_request(
@@ -86,7 +91,9 @@ def schedule_request(
         tbt_ms_max=order.urgency.tbt_ms_max,
         excluded=ask.excluded,
         resumed=ask.resumed,
-        samples=order.sampling.samples,
+        tenant=order.tenant,
+        # Once it streams, the others have been let in and are orders of their own.
+        samples=1 if ask.resumed else order.answers,
     )
 
 
@@ -146,6 +153,8 @@ async def submit(
         prompt_parts=len(parts),
         output_token_ids=output_token_ids,
         deadline_s=deadline_s,
+        tenant_salt=order.salt,
+        tenant=order.tenant,
         priority=order.urgency.priority,
         slo=slo_class(order.urgency.ttft_ms_max, order.urgency.tbt_ms_max),
         output_tokens_expected=placement.output_tokens_expected,

@@ -6,7 +6,7 @@ sender is told to finish or to cancel.
 """
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -26,6 +26,7 @@ from gateway.answer_text import AnswerText
 from gateway.api_errors import OVERLOADED, UNAVAILABLE, ApiError
 from gateway.metrics import GatewayMetrics
 from gateway.notices import Notices
+from gateway.outbox import UnsentRoom
 from gateway.outcomes import OutcomeCounts
 from gateway.placing import Order
 from gateway.running import RequestLimits, RunningRequest
@@ -103,9 +104,25 @@ class Requests:
             if not self._admitted:
                 self._idle.set()
 
+    def room(self) -> UnsentRoom:
+        """For the text that may wait for one client."""
+        return UnsentRoom(self._limits.request.unsent_chars_max)
+
     @contextmanager
-    def run(self, order: Order, text: AnswerText, *, arrived_at_s: float) -> Iterator[RunningRequest]:
-        """The order's answer, begun; leaving the context in any way gives back all that it holds."""
+    def run(
+        self,
+        order: Order,
+        text: AnswerText,
+        *,
+        arrived_at_s: float,
+        room: UnsentRoom,
+        ready: Callable[[], None],
+        admitted: bool = False,
+    ) -> Iterator[RunningRequest]:
+        """The order's answer, begun; leaving the context in any way gives back all that it holds.
+
+        `ready` is called when there is more to take from its outbox, whose text counts in `room`.
+        `admitted`: another order was let in for this one too."""
         request = RunningRequest(
             order,
             text,
@@ -117,10 +134,12 @@ class Requests:
             self._limits.request,
             self._replacing,
             arrived_at_s=arrived_at_s,
+            room=room,
+            ready=ready,
         )
         self._running[order.request_id] = request
         try:
-            request.take(answer.Begin())
+            request.take(answer.Begin(admitted))
             yield request
         finally:
             del self._running[order.request_id]

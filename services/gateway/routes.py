@@ -6,7 +6,7 @@ written `gateway.answering`'s.
 
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 from aiohttp import web
@@ -14,22 +14,29 @@ from aiohttp import web
 from cluster.logs import Logger
 from gateway import request_body, validate
 from gateway.answer_forms import AnswerForm, ChatForm, CompletionForm, Header
-from gateway.answer_text import AnswerText
+from gateway.answer_text import TextRules
 from gateway.answer_types import ModelList, ModelObject
-from gateway.answering import Answering
+from gateway.answering import Answering, Reply, Voice
 from gateway.api_errors import METHOD_NOT_ALLOWED, NOT_FOUND, ApiError
+from gateway.api_page import ApiPages
 from gateway.calls import Call, Calls, Handle, json_response
 from gateway.capacity import Capacity, limits_within
+from gateway.choices import Choices
 from gateway.http_body import BodyLimits, BodyReader
 from gateway.identity import Identity
+from gateway.logprobs import TokenNames
 from gateway.metrics import GatewayMetrics
 from gateway.operations import OPERATIONS, OperationName
+from gateway.orders import SEED_BITS, choices_of
 from gateway.placing import Order
 from gateway.prompts import prompts_of
 from gateway.requests import Requests
+from gateway.stop_matcher import StopStrings
 from gateway.tenant_use import TenantUse
 from gateway.text import Prompt, TextModel
+from gateway.tool_formats import tool_parser
 from gateway.validate import Generation
+from policy.core import RequestId
 
 NO_ROUTE = "none"
 """The route of metrics and log lines for what no operation takes."""
@@ -50,21 +57,26 @@ class Api:
         tenants: TenantUse,
         body_limits: BodyLimits,
         write_timeout_s: float,
+        keep_alive_s: float,
     ) -> None:
         self._model = model
         self._requests = requests
         self._capacity = capacity
         self._bodies = BodyReader(body_limits)
         self._calls = Calls(metrics, log, identity, tenants)
-        self._answering = Answering(self._calls, write_timeout_s=write_timeout_s)
+        self._answering = Answering(self._calls, write_timeout_s=write_timeout_s, keep_alive_s=keep_alive_s)
+        self._names = TokenNames(model.all_token_bytes)
         self._started_at = int(time.time())
 
     def routes(self) -> tuple[web.RouteDef, ...]:
-        handles: dict[OperationName, Handle] = {
+        pages = ApiPages(self._model.limits.name)
+        handles: dict[str, Handle] = {
             OperationName.CHAT_COMPLETIONS: self._chat,
             OperationName.COMPLETIONS: self._completion,
             OperationName.MODELS: self._models,
             OperationName.MODEL: self._model_by_id,
+            OperationName.OPENAPI: pages.document,
+            OperationName.DOCS: pages.page,
         }
         return (
             *(
@@ -79,30 +91,44 @@ class Api:
         )
 
     async def _chat(self, http: web.Request, call: Call) -> web.StreamResponse:
+        model = self._model
         with self._requests.admit():
             async with self._bodies.read(http) as body:
                 request = request_body.decode_chat(body)
-            validate.check_model(request.model, self._model.limits)
-            generation = validate.check_chat(request, self._model.limits, _header_lists(http))
-            await self._model.structures.check(generation.structure)
-            prompt = await self._model.encode_chat(request.messages)
+            validate.check_model(request.model, model.limits)
+            generation = validate.check_chat(request, model.limits, _header_lists(http))
+            await model.structures.check(generation.structure)
+            space = model.space(call.caller.salt(generation.cache_salt))
+            prompt = await model.encode_chat(request.messages, generation.tools, space)
             form = ChatForm(self._header(call, "chatcmpl", generation))
-            return await self._generate(http, call, generation, prompt, form)
+            return await self._generate(http, call, generation, [prompt], form)
 
     async def _completion(self, http: web.Request, call: Call) -> web.StreamResponse:
+        model = self._model
         with self._requests.admit():
             async with self._bodies.read(http) as body:
                 request = request_body.decode_completion(body)
-            validate.check_model(request.model, self._model.limits)
-            generation = validate.check_completion(request, self._model.limits, _header_lists(http))
-            await self._model.structures.check(generation.structure)
-            given = prompts_of(request, self._model.limits)[0]
-            if isinstance(given, str):
-                prompt = await self._model.encode_text(given)
-            else:
-                prompt = await self._model.prompt_of(given)
-            form = CompletionForm(self._header(call, "cmpl", generation))
-            return await self._generate(http, call, generation, prompt, form)
+            validate.check_model(request.model, model.limits)
+            generation = validate.check_completion(request, model.limits, _header_lists(http))
+            await model.structures.check(generation.structure)
+            space = model.space(call.caller.salt(generation.cache_salt))
+            given = prompts_of(request, model.limits)
+            prompts = [
+                await (model.encode_text(one, space) if isinstance(one, str) else model.prompt_of(one, space))
+                for one in given
+            ]
+            echoes = await self._echoes(given, generation)
+            form = CompletionForm(self._header(call, "cmpl", generation), echoes, generation.answers)
+            return await self._generate(http, call, generation, prompts, form)
+
+    async def _echoes(self, given: Sequence[str | list[int]], generation: Generation) -> list[str]:
+        if not generation.echo:
+            return []
+        keep_special = generation.keep_special_tokens
+        return [
+            one if isinstance(one, str) else await self._model.decode(one, keep_special=keep_special)
+            for one in given
+        ]
 
     def _header(self, call: Call, prefix: str, generation: Generation) -> Header:
         return Header(
@@ -111,36 +137,66 @@ class Api:
             model=self._model.limits.name,
             include_usage=generation.include_usage,
             return_token_ids=generation.return_token_ids,
+            names=None if generation.logprobs is None else self._names,
         )
 
     async def _generate(
-        self, http: web.Request, call: Call, generation: Generation, prompt: Prompt, form: AnswerForm
+        self,
+        http: web.Request,
+        call: Call,
+        generation: Generation,
+        prompts: Sequence[Prompt],
+        form: AnswerForm,
     ) -> web.StreamResponse:
-        limits = limits_within(self._capacity(), self._model.limits, generation, prompt.tokens)
-        sampling = validate.sampling(generation, prompt.tokens, limits, secrets.randbits(63))
-        given = None if generation.output_tokens_max is None else generation.output_tokens_param
-        call.reserve(prompt.tokens, sampling.output_tokens_max, given)
-        order = Order(
-            request_id=call.request_id,
-            model=self._model.limits.name,
-            fingerprint=self._model.fingerprint,
-            namespace=self._model.namespace,
+        orders = [
+            self._order(call, generation, prompt, place * generation.answers)
+            for place, prompt in enumerate(prompts)
+        ]
+        call.reserve(
+            sum(prompt.tokens for prompt in prompts),
+            generation.answers * sum(order.sampling.output_tokens_max for order in orders),
+            None if generation.output_tokens_max is None else generation.output_tokens_param,
+        )
+        wanted = choices_of(orders, generation.answers)
+        rules = self._text_rules(generation)
+        with Choices(self._requests, wanted, rules, arrived_at_s=call.arrived_at_s) as choices:
+            reply = Reply(call, choices, form, [self._voice(generation) for _ in wanted])
+            if generation.stream:
+                return await self._answering.stream(http, reply)
+            return await self._answering.whole(reply)
+
+    def _order(self, call: Call, generation: Generation, prompt: Prompt, index: int) -> Order:
+        """For the first answer to a prompt, which is number `index` of all."""
+        model, salt = self._model, call.caller.salt(generation.cache_salt)
+        limits = limits_within(self._capacity(), model.limits, generation, prompt.tokens)
+        return Order(
+            request_id=RequestId(f"{call.request_id}.{index}") if index else call.request_id,
+            model=model.limits.name,
+            fingerprint=model.fingerprint,
+            namespace=model.space(salt),
             prompt=prompt,
-            sampling=sampling,
+            sampling=validate.sampling(generation, prompt.tokens, limits, secrets.randbits(SEED_BITS)),
             trace=call.trace,
             structure_param=generation.structure.param if generation.structure else None,
             urgency=generation.urgency,
+            tenant=call.caller.tenant,
+            salt=salt,
         )
-        text = AnswerText(
-            self._model.token_bytes,
-            stop=generation.stop,
-            stop_token_ids=sampling.stop_token_ids,
-            output_tokens_min=sampling.output_tokens_min,
+
+    def _text_rules(self, generation: Generation) -> TextRules:
+        model = self._model
+        token_bytes = model.token_bytes if generation.tools is None else model.call_token_bytes
+        return TextRules(
+            model.all_token_bytes if generation.keep_special_tokens else token_bytes,
+            StopStrings(generation.stop),
+            frozenset(generation.stop_token_ids),
+            generation.output_tokens_min,
+            log_tokens=generation.logprobs is not None,
         )
-        with self._requests.run(order, text, arrived_at_s=call.arrived_at_s) as running:
-            if generation.stream:
-                return await self._answering.stream(http, call, running, form)
-            return await self._answering.whole(call, running, form)
+
+    def _voice(self, generation: Generation) -> Voice:
+        use = generation.tools
+        return Voice(None if use is None else tool_parser(use, self._model.tool_format))
 
     async def _models(self, _http: web.Request, _call: Call) -> web.StreamResponse:
         return json_response(200, msgspec.json.encode(ModelList([self._model_object()])))

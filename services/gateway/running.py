@@ -1,7 +1,7 @@
-"""One request in progress: carries out what `protocol.answer` decides, and turns tokens into text.
+"""One request in progress: carries out what `protocol.answer` decides.
 
-Owns the tokens delivered so far, the text, the deadline and the questions under way (a placement or a
-submit, and a resume). Decides nothing about attempts; knows no HTTP.
+Owns the tokens delivered so far, the deadline and the questions under way (a placement or a submit, and a
+resume). Decides nothing about attempts; how tokens become text is `gateway.delivery`'s. Knows no HTTP.
 """
 
 import asyncio
@@ -16,9 +16,10 @@ from cluster.messages import TOKEN_ID_BYTES, Cancel, Finish
 from gateway import placing
 from gateway.answer_text import AnswerText
 from gateway.api_errors import CLIENT_TOO_SLOW, INTERNAL, ApiError, of_failure
+from gateway.delivery import Delivery
 from gateway.metrics import TTFT, GatewayMetrics
 from gateway.notices import Notices
-from gateway.outbox import Ending, Outbox
+from gateway.outbox import Ending, Outbox, UnsentRoom
 from gateway.outcomes import AnswerTimes, OutcomeCounts
 from gateway.placing import Order
 from gateway.text import unpack_token_ids
@@ -69,7 +70,8 @@ class _Question:
 
 
 class RunningRequest:
-    """`take` an event; read `outbox`. Everything happens on the event loop's thread."""
+    """`take` an event; read `outbox`, whose `ready` is called when there is more to take. Everything happens
+    on the event loop's thread."""
 
     def __init__(
         self,
@@ -84,17 +86,26 @@ class RunningRequest:
         replacing: asyncio.Semaphore,
         *,
         arrived_at_s: float,
+        room: UnsentRoom,
+        ready: Callable[[], None],
     ) -> None:
-        """`replacing` is shared by all requests and held while one asks for another placement.
+        """`replacing` is shared by all requests and held while one asks for another placement; `room` by all
+        answers to one client.
 
         `arrived_at_s`: when the client's request came, by the event loop's clock.
         """
         self.order = order
-        self.outbox = Outbox(limits.unsent_chars_max)
+        self.outbox = Outbox(room, ready)
         self.state = Answer(
             order.request_id, attempts_max=limits.placement_attempts_max, sampling=order.sampling
         )
-        self._text = text
+        self._delivery = Delivery(
+            text,
+            self.outbox,
+            stopped=lambda output_tokens: self.take(answer.StopMatched(output_tokens)),
+            overflowed=lambda: self.fail(_too_slow(room)),
+            broken=self._break,
+        )
         self._bus = bus
         self._notices = notices
         self._metrics = metrics
@@ -111,11 +122,17 @@ class RunningRequest:
         self._asking = _Question(self._answered)
         self._resuming = _Question(self._answered)
         self._output_token_ids = bytearray()
-        self._stopped_after: int | None = None
+        self._first_attempt: int | None = None
+        """The one that brought the first token."""
         self._cached_tokens = 0
         self._delivered_at_s: float | None = None
         self._asked_at_s: float | None = None
         """When the placement was asked for whose first token has not come yet."""
+
+    @property
+    def accepted(self) -> bool:
+        """A prefill has taken it on, or tokens have come: what fails now is no refusal any more."""
+        return self.state.phase is answer.Phase.RUNNING or self.state.next_index > 0
 
     def take(self, event: Event) -> None:
         """What happened, for the machine; its effects are carried out, in order, before this returns,
@@ -132,6 +149,10 @@ class RunningRequest:
         self.take(answer.ClientGone())
         self.outbox.end(error)
 
+    def stop(self) -> None:
+        """The answer is complete with the tokens that came so far."""
+        self.take(answer.StopMatched(self.state.next_index))
+
     def close(self) -> None:
         """The client has all it will get, or is gone. Whatever still runs elsewhere is cancelled."""
         if not self.outbox.ended:
@@ -140,6 +161,8 @@ class RunningRequest:
         self._deadline.cancel()
         self._asking.stop()
         self._resuming.stop()
+        self._delivery.close()
+        self.outbox.close()
 
     def _carry_out(self, effect: Effect) -> None:
         match effect:
@@ -162,32 +185,23 @@ class RunningRequest:
                 self._complete(reason, output_tokens)
             case answer.Fail():
                 self._outcomes.failed(self._times)
-                self.outbox.end(of_failure(effect, self.order.structure_param))
+                self._delivery.end(of_failure(effect, self.order.structure_param))
             case _:
                 assert_never(effect)
 
     def _deliver(self, tokens: answer.Deliver) -> None:
         self._measure(len(tokens.token_ids) // TOKEN_ID_BYTES)
         self._output_token_ids += tokens.token_ids
-        self._cached_tokens = max(self._cached_tokens, tokens.cached_tokens)
-        token_ids = unpack_token_ids(tokens.token_ids)
-        delta = self._text.feed(token_ids)
-        if delta.stopped_after is not None:
-            token_ids = token_ids[: delta.stopped_after - tokens.first_index]
-        if not self.outbox.put(delta.text, token_ids):
-            self.fail(self._too_slow())
-        elif delta.stopped_after is not None:
-            self._stopped_after = delta.stopped_after
-            self.take(answer.StopMatched(delta.stopped_after))
+        if self._first_attempt is None:
+            self._first_attempt = self.state.attempt
+        if self.state.attempt == self._first_attempt:
+            # A later attempt finds more in the pool: what the client's prompt itself has left there.
+            self._cached_tokens = max(self._cached_tokens, tokens.cached_tokens)
+        self._delivery.deliver(unpack_token_ids(tokens.token_ids), tokens.logprobs)
 
     def _complete(self, reason: FinishReason, output_tokens: int) -> None:
-        if self._stopped_after is not None:
-            # The stop string came with the last tokens: where it ended counts, not where they end.
-            reason, output_tokens = FinishReason.STOP, self._stopped_after
-        elif not self.outbox.put(self._text.finish()):
-            self.outbox.end(self._too_slow())
         self._outcomes.ended(self._times)
-        self.outbox.end(Ending(reason, self.order.prompt.tokens, output_tokens, self._cached_tokens))
+        self._delivery.end(Ending(reason, self.order.prompt.tokens, output_tokens, self._cached_tokens))
 
     def _measure(self, tokens: int) -> None:
         now_s = self._loop.time()
@@ -254,9 +268,9 @@ class RunningRequest:
         if self.state.phase is not answer.Phase.ENDED:
             self.take(answer.ClientGone())
 
-    def _too_slow(self) -> ApiError:
-        message = f"more than {self._limits.unsent_chars_max} characters wait for the client to read"
-        return ApiError(CLIENT_TOO_SLOW, message)
-
     def _seconds_left(self) -> float:
         return max(0.0, self._deadline_at_s - self._loop.time())
+
+
+def _too_slow(room: UnsentRoom) -> ApiError:
+    return ApiError(CLIENT_TOO_SLOW, f"more than {room.chars_max} characters wait for the client to read")

@@ -9,6 +9,7 @@ import json
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -17,15 +18,17 @@ from tokenizers import Tokenizer
 
 from cluster.errors import ConfigError
 from cluster.messages import TOKEN_ID_BYTES
+from gateway import tool_formats
 from gateway.api_errors import invalid
 from gateway.chat_messages import content_chars, plain_messages, told_in_words
 from gateway.chat_template import ChatTemplate, TemplateError
-from gateway.detokenizer import TokenBytes
+from gateway.detokenizer import TokenBytes, whole_text
 from gateway.model_limits import ModelLimits, text_too_long
 from gateway.request_types import ChatMessage
+from gateway.structure_check import StructureCheck
 from gateway.tool_formats import ToolFormat
 from gateway.tools import ToolUse
-from kvhash import BLOCK_TOKENS, FingerprintError, block_hashes, model_fingerprint, namespace
+from kvhash import BLOCK_TOKENS, FingerprintError, Namespace, block_hashes, model_fingerprint, namespace
 
 TOKENIZE_THREADS = 2
 
@@ -36,10 +39,13 @@ ResultT = TypeVar("ResultT")
 class ModelFolder:
     """What the gateway reads of a Hugging Face model folder."""
 
+    path: Path
     limits: ModelLimits
     fingerprint: str
     tokenizer: Tokenizer
     template: ChatTemplate | None
+    configured_end_token_ids: tuple[int, ...]
+    """Those that instances know: of config.json and generation_config.json."""
 
 
 def load_model_folder(folder: Path, name: str, dtype: str, *, weight_dtype: str | None = None) -> ModelFolder:
@@ -51,21 +57,24 @@ def load_model_folder(folder: Path, name: str, dtype: str, *, weight_dtype: str 
     generation_config = _read_json(folder / "generation_config.json", optional=True)
     tokenizer_config = _read_json(folder / "tokenizer_config.json", optional=True)
     tokenizer = _load_tokenizer(folder / "tokenizer.json")
+    configured_end_token_ids = _configured_end_token_ids(config, generation_config)
     limits = ModelLimits(
         name=name,
         context_tokens_max=_positive(config, "max_position_embeddings"),
         vocabulary_tokens=_positive(config, "vocab_size"),
-        end_token_ids=_end_token_ids(config, generation_config, tokenizer_config, tokenizer),
+        end_token_ids=configured_end_token_ids or _tokenizer_end_token_ids(tokenizer_config, tokenizer),
     )
     try:
         fingerprint = model_fingerprint(folder, weight_dtype or dtype, dtype, BLOCK_TOKENS)
     except (FingerprintError, OSError) as error:
         raise ConfigError(f"{folder}: {error}") from error
     return ModelFolder(
+        path=folder,
         limits=limits,
         fingerprint=fingerprint,
         tokenizer=tokenizer,
         template=_chat_template(folder, tokenizer_config),
+        configured_end_token_ids=configured_end_token_ids,
     )
 
 
@@ -88,40 +97,65 @@ class TextModel:
     """
 
     def __init__(self, folder: ModelFolder, cluster_seed: bytes, *, threads: int = TOKENIZE_THREADS) -> None:
-        self.namespace = namespace(cluster_seed, folder.fingerprint)
+        self._namespace_of = partial(namespace, cluster_seed, folder.fingerprint)
+        self.namespace = self._namespace_of()
         self.limits = folder.limits
         self.fingerprint = folder.fingerprint
         self.token_bytes = TokenBytes(folder.tokenizer)
+        self.all_token_bytes = TokenBytes(folder.tokenizer, keep_special=True)
+        """Special tokens too have the bytes of their names."""
         self._tokenizer = folder.tokenizer
         self._template = folder.template
         self.tool_format = ToolFormat.HERMES if folder.template is None else folder.template.tool_format
+        self.call_token_bytes = self.token_bytes.keeping(tool_formats.markers(self.tool_format))
+        """`token_bytes` for answers that may call tools: what is written around calls is text there."""
         # No token spells more than the longest vocabulary entry: a longer text cannot fit.
         token_chars_max = max(map(len, folder.tokenizer.get_vocab(with_added_tokens=True)), default=1)
         self._text_chars_max = token_chars_max * folder.limits.context_tokens_max
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="tokenize")
+        self.structures = StructureCheck(
+            folder.path, folder.limits.vocabulary_tokens, folder.configured_end_token_ids
+        )
+        self.structures.prepare()
 
-    async def encode_chat(self, messages: Sequence[ChatMessage], tools: ToolUse | None = None) -> Prompt:
-        """The rendered conversation with the beginning of the answer. Raises ApiError."""
+    def space(self, salt: str) -> Namespace:
+        """Of the blocks of requests with that salt; "" is everybody's."""
+        return self._namespace_of(salt) if salt else self.namespace
+
+    async def encode_chat(
+        self,
+        messages: Sequence[ChatMessage],
+        tools: ToolUse | None = None,
+        space: Namespace | None = None,
+    ) -> Prompt:
+        """The rendered conversation with the beginning of the answer; its blocks are those of `space`, or of
+        everybody's. Raises ApiError."""
         self._check_length("messages", sum(content_chars(message) for message in messages))
-        return await self._run(lambda: self._prompt(self._encode_chat(messages, tools)))
+        return await self._run(lambda: self._prompt(self._encode_chat(messages, tools), space))
 
-    async def encode_text(self, text: str) -> Prompt:
+    async def encode_text(self, text: str, space: Namespace | None = None) -> Prompt:
         """A raw prompt, with what the tokenizer puts before it. Raises ApiError."""
         self._check_length("prompt", len(text))
-        return await self._run(lambda: self._prompt(self._encode(text, add_special_tokens=True)))
+        return await self._run(lambda: self._prompt(self._encode(text, add_special_tokens=True), space))
 
-    async def prompt_of(self, token_ids: Sequence[int]) -> Prompt:
+    async def prompt_of(self, token_ids: Sequence[int], space: Namespace | None = None) -> Prompt:
         """A prompt that came as token ids, which must be in the vocabulary."""
-        return await self._run(lambda: self._prompt(pack_token_ids(token_ids)))
+        return await self._run(lambda: self._prompt(pack_token_ids(token_ids), space))
+
+    async def decode(self, token_ids: Sequence[int], *, keep_special: bool = False) -> str:
+        """The text of tokens that are all there; bytes that are no UTF-8 are U+FFFD."""
+        token_bytes = self.all_token_bytes if keep_special else self.token_bytes
+        return await self._run(lambda: whole_text(token_bytes, token_ids))
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
+        self.structures.close()
 
     async def _run(self, work: Callable[[], ResultT]) -> ResultT:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
-    def _prompt(self, token_ids: bytes) -> Prompt:
-        return Prompt(token_ids, block_hashes(self.namespace, token_ids))
+    def _prompt(self, token_ids: bytes, space: Namespace | None) -> Prompt:
+        return Prompt(token_ids, block_hashes(space or self.namespace, token_ids))
 
     def _check_length(self, param: str, chars: int) -> None:
         if chars > self._text_chars_max:
@@ -190,13 +224,10 @@ def _positive(config: dict[str, object], name: str) -> int:
     return value
 
 
-def _end_token_ids(
-    config: dict[str, object],
-    generation_config: dict[str, object],
-    tokenizer_config: dict[str, object],
-    tokenizer: Tokenizer,
+def _configured_end_token_ids(
+    config: dict[str, object], generation_config: dict[str, object]
 ) -> tuple[int, ...]:
-    """What ends an answer: as generation_config.json says, else config.json, else the tokenizer's."""
+    """What ends an answer: as generation_config.json says, else config.json."""
     for source in (generation_config, config):
         value = source.get("eos_token_id")
         token_ids = value if isinstance(value, list) else [] if value is None else [value]
@@ -204,6 +235,10 @@ def _end_token_ids(
             raise ConfigError(f"eos_token_id is {value!r}, must be an integer or a list of integers")
         if token_ids:
             return tuple(token_ids)
+    return ()
+
+
+def _tokenizer_end_token_ids(tokenizer_config: dict[str, object], tokenizer: Tokenizer) -> tuple[int, ...]:
     token = _token_text(tokenizer_config.get("eos_token"))
     token_id = tokenizer.token_to_id(token) if token else None
     return () if token_id is None else (token_id,)

@@ -173,6 +173,7 @@ async def running_cluster(
     limits: GatewayLimits | None = None,
     body_limits: BodyLimits | None = None,
     write_timeout_s: float = 5.0,
+    keep_alive_s: float = 15.0,
     conductor: str | None = subjects.SCHEDULE,
     model_name: str = "tiny",
     capacity: Capacity | None = None,
@@ -197,6 +198,7 @@ async def running_cluster(
         tenants=TenantUse(metrics, asyncio.get_running_loop().time),
         body_limits=body_limits or BodyLimits(),
         write_timeout_s=write_timeout_s,
+        keep_alive_s=keep_alive_s,
     )
     app = web.Application()
     app.add_routes([web.get("/metrics", _empty), *api.routes()])

@@ -147,10 +147,10 @@ async def test_a_bug_at_one_request_costs_no_other_its_tokens(cluster, monkeypat
     """Both are in one message of decode, the broken one first."""
     feed = AnswerText.feed
 
-    def broken(text, token_ids):
+    def broken(text, token_ids, logprobs):
         if token_ids == ids("no"):
             raise ZeroDivisionError
-        return feed(text, token_ids)
+        return feed(text, token_ids, logprobs)
 
     monkeypatch.setattr(AnswerText, "feed", broken)
     (unlucky, first), (lucky, second) = await begin(cluster), await begin(cluster)

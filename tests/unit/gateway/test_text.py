@@ -7,9 +7,9 @@ from tests.unit.gateway.model_files import CORPUS, byte_level_tokenizer, sentenc
 from tokenizers import Tokenizer, decoders, models
 
 from cluster.errors import ConfigError
-from gateway.answer_text import AnswerText
+from gateway.answer_text import AnswerText, TextRules
 from gateway.detokenizer import Detokenizer, TokenBytes
-from gateway.stop_matcher import StopMatcher
+from gateway.stop_matcher import StopMatcher, StopStrings
 
 pytestmark = pytest.mark.unit
 
@@ -23,7 +23,7 @@ TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=60) | st.samp
 
 def deltas(tokenizer: Tokenizer, token_ids: list[int]) -> list[str]:
     detokenizer = Detokenizer(TokenBytes(tokenizer))
-    return [*map(detokenizer.feed, token_ids), detokenizer.finish()]
+    return [*(detokenizer.feed([token_id]) for token_id in token_ids), detokenizer.finish()]
 
 
 @given(st.lists(BYTE_LEVEL_IDS, max_size=40))
@@ -46,7 +46,7 @@ def test_characters_come_as_soon_as_they_are_whole(text: str) -> None:
     token_ids = BYTE_LEVEL.encode(text, add_special_tokens=False).ids
     seen = ""
     for count, token_id in enumerate(token_ids, 1):
-        seen += detokenizer.feed(token_id)
+        seen += detokenizer.feed([token_id])
         whole = b"".join(map(TokenBytes(BYTE_LEVEL).of, token_ids[:count])).decode("utf-8", "ignore")
         assert seen == whole
 
@@ -90,7 +90,7 @@ STOPS = st.lists(st.text("abc\n", min_size=1, max_size=5), max_size=5, unique=Tr
 
 @given(PIECES, STOPS)
 def test_stop_strings_cut_where_the_whole_text_would_be_cut(pieces: list[str], stops: list[str]) -> None:
-    matcher = StopMatcher(stops)
+    matcher = StopMatcher(StopStrings(stops))
     emitted, matched = "", None
     for count, piece in enumerate(pieces, 1):
         found = matcher.feed(piece)
@@ -108,17 +108,31 @@ def test_stop_strings_cut_where_the_whole_text_would_be_cut(pieces: list[str], s
 
 
 def test_a_near_miss_is_emitted_whole() -> None:
-    matcher = StopMatcher(["END!"])
+    matcher = StopMatcher(StopStrings(["END!"]))
     assert [matcher.feed(character).text for character in "ENEND?x"] == ["", "", "EN", "", "", "END?", "x"]
-    matcher = StopMatcher(["aab"])
+    matcher = StopMatcher(StopStrings(["aab"]))
     assert "".join(matcher.feed(character).text for character in "aaac") + matcher.finish() == "aaac"
 
 
 def test_overlapping_stop_strings_end_at_the_first_that_completes() -> None:
-    matcher = StopMatcher(["abcd", "bc"])
+    matcher = StopMatcher(StopStrings(["abcd", "bc"]))
     assert matcher.feed("xab").text == "x"
     found = matcher.feed("cd")
     assert (found.text, found.matched) == ("a", "bc")
+
+
+def answer_text(
+    *, stop=(), stop_token_ids=(), output_tokens_min=0, log_tokens=False, tokenizer=BYTE_LEVEL
+) -> AnswerText:
+    return AnswerText(
+        TextRules(
+            TokenBytes(tokenizer),
+            StopStrings(stop),
+            frozenset(stop_token_ids),
+            output_tokens_min,
+            log_tokens,
+        )
+    )
 
 
 def ids(text: str) -> list[int]:
@@ -126,7 +140,7 @@ def ids(text: str) -> list[int]:
 
 
 def test_a_stop_string_ends_an_answer_within_its_token() -> None:
-    text = AnswerText(TokenBytes(BYTE_LEVEL), stop=["pital of"])
+    text = answer_text(stop=["pital of"])
     token_ids = ids("The capital of France")
     emitted = ""
     fed = 0
@@ -141,22 +155,22 @@ def test_a_stop_string_ends_an_answer_within_its_token() -> None:
 def test_stop_tokens_add_no_text_and_what_was_held_comes_at_the_end() -> None:
     end = BYTE_LEVEL.token_to_id("<|im_end|>")
     word = ids("dog")
-    text = AnswerText(TokenBytes(BYTE_LEVEL), stop=["Paris!"], stop_token_ids=[end, word[-1]])
+    text = answer_text(stop=["Paris!"], stop_token_ids=[end, word[-1]])
     assert text.feed(ids("in Pari")).text == "in "
     assert text.feed([end]).text == ""
     assert text.feed([word[-1]]).text == ""
-    assert text.finish() == "Pari"
+    assert text.finish().text == "Pari"
 
 
 def test_stop_strings_count_only_behind_the_least_number_of_tokens() -> None:
     letter, space = ids("a")[0], ids(" ")[0]
-    text = AnswerText(TokenBytes(BYTE_LEVEL), stop=["a"], output_tokens_min=3)
+    text = answer_text(stop=["a"], output_tokens_min=3)
     delta = text.feed([letter, space, letter, space, letter, space])
     assert (delta.text, delta.stopped_after) == ("a a ", 5)
 
 
 def test_half_a_character_at_the_end_is_shown_as_missing() -> None:
     token_ids = [BYTE_LEVEL.token_to_id("ð"), BYTE_LEVEL.token_to_id("Ł")]
-    text = AnswerText(TokenBytes(BYTE_LEVEL), stop=["�!"])
+    text = answer_text(stop=["�!"])
     assert text.feed(token_ids).text == ""
-    assert text.finish() == BYTE_LEVEL.decode(token_ids) == "�"
+    assert text.finish().text == BYTE_LEVEL.decode(token_ids) == "�"
