@@ -18,6 +18,7 @@ PORT    ?= 8000
 PREFILL ?= 1
 DECODE  ?= 1
 COUPLED ?= 0
+GATEWAYS ?= 1
 THREADS ?= 1
 SOAK_S  ?= 600
 OVERLOAD_S ?= 120
@@ -39,7 +40,7 @@ SOURCES := libs services cli
 
 up: $(STAMP)-local
 	@exec $(VENV)/bin/moonpool up --model $(MODEL) --host $(HOST) --port $(PORT) \
-		--prefill $(PREFILL) --decode $(DECODE) --coupled $(COUPLED) --threads $(THREADS) $(ARGS)
+		--prefill $(PREFILL) --decode $(DECODE) --coupled $(COUPLED) --gateways $(GATEWAYS) --threads $(THREADS) $(ARGS)
 
 test: $(STAMP)-test
 	$(VENV)/bin/python -m pytest $(ARGS)

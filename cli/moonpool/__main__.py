@@ -3,9 +3,10 @@
 import os
 import sys
 from collections.abc import Sequence
+from importlib.metadata import version
 
 from moonpool.arguments import Command, CommandGroup, OneLineParser, add_commands, with_default_command
-from moonpool.commands import bench, chat, config, plan, replay, serve, simulate, status, up
+from moonpool.commands import bench, chat, config, keys, plan, replay, serve, simulate, status, up
 from moonpool.errors import EXIT_FAILURE, CommandError
 
 COMMANDS: tuple[Command | CommandGroup, ...] = (
@@ -13,6 +14,7 @@ COMMANDS: tuple[Command | CommandGroup, ...] = (
     serve.COMMAND,
     status.COMMAND,
     config.GROUP,
+    keys.GROUP,
     chat.COMMAND,
     bench.GROUP,
     simulate.GROUP,
@@ -39,6 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(arguments: Sequence[str] | None) -> int:
     parser = OneLineParser(prog="moonpool", description="KV-cache-centric, disaggregated LLM serving.")
+    parser.add_argument("--version", action="version", version=f"moonpool {version('moonpool')}")
     add_commands(parser, COMMANDS)
     words = with_default_command(sys.argv[1:] if arguments is None else arguments, COMMANDS)
     options, unknown = parser.parse_known_args(words)

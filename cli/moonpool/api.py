@@ -1,10 +1,12 @@
 """A small blocking client of the gateway's OpenAI-compatible API, for chat and benchmarks."""
 
 import json
+import ssl
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
+from pathlib import Path
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
@@ -37,6 +39,10 @@ class Api:
     url: str
     timeout_s: float = 120.0
     """Longest silence of the gateway, not the length of an answer."""
+    key: str = field(default="", repr=False)
+    """The API key; empty: none is sent."""
+    ca_file: Path | None = None
+    """Certificates that an https gateway is trusted by, beside those of the machine."""
 
     def model(self) -> str:
         """Name of the model that is served."""
@@ -54,6 +60,21 @@ class Api:
         parts, base = _split(self.url)
         return f"{parts.scheme}://{parts.netloc}{base}{path}"
 
+    def headers(self) -> dict[str, str]:
+        """What every request carries."""
+        return {"Authorization": f"Bearer {self.key}"} if self.key else {}
+
+    def tls(self) -> ssl.SSLContext:
+        """For https. UsageError where the file of certificates cannot be used."""
+        context = ssl.create_default_context()
+        if self.ca_file is not None:
+            try:
+                context.load_verify_locations(self.ca_file)
+            except OSError as error:
+                # An SSLError is one, too.
+                raise UsageError(f"--ca-file {self.ca_file}: {error.strerror or error}") from None
+        return context
+
     def get(self, path: str) -> Json:
         with self._send("GET", path, None) as response:
             return _json_object(response.read())
@@ -69,10 +90,12 @@ class Api:
 
     @contextmanager
     def _send(self, method: str, path: str, body: Mapping[str, object] | None) -> Iterator[HTTPResponse]:
-        connection, base = _connection(self.url, self.timeout_s)
+        connection, base = self._connection()
         payload = None if body is None else json.dumps(body).encode()
         try:
-            connection.request(method, base + path, payload, {"Content-Type": "application/json"})
+            connection.request(
+                method, base + path, payload, {"Content-Type": "application/json", **self.headers()}
+            )
             response = connection.getresponse()
             if response.status >= 400:
                 raise _api_error(response.status, response.read())
@@ -82,11 +105,12 @@ class Api:
         finally:
             connection.close()
 
-
-def _connection(url: str, timeout_s: float) -> tuple[HTTPConnection, str]:
-    parts, base = _split(url)
-    connection_class = HTTPSConnection if parts.scheme == "https" else HTTPConnection
-    return connection_class(parts.hostname or "", parts.port, timeout=timeout_s), base
+    def _connection(self) -> tuple[HTTPConnection, str]:
+        parts, base = _split(self.url)
+        host, port = parts.hostname or "", parts.port
+        if parts.scheme == "https":
+            return HTTPSConnection(host, port, timeout=self.timeout_s, context=self.tls()), base
+        return HTTPConnection(host, port, timeout=self.timeout_s), base
 
 
 def _split(url: str) -> tuple[SplitResult, str]:

@@ -7,19 +7,32 @@ that is.
 import argparse
 import os
 from collections.abc import Callable
+from pathlib import Path
 
+from moonpool.api import Api
 from moonpool.errors import CommandError
 from moonpool.run_folder import DEFAULT_NAME, StackState, read_state, run_folder, running_names
 
 URL_VARIABLE = "MOONPOOL_URL"
+API_KEY_VARIABLE = "MOONPOOL_API_KEY"
+"""Not a flag: those are in the shell's history and in the list of processes."""
+CA_FILE_VARIABLE = "MOONPOOL_CA_FILE"
 NATS_VARIABLE = "MOONPOOL_NATS_URL"
 ETCD_VARIABLE = "MOONPOOL_ETCD_URL"
+TIMEOUT_S_DEFAULT = 120.0
 
 
 def add_stack_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of a command that asks the gateway."""
     parser.add_argument(
-        "--url", help=f"the gateway, for example http://127.0.0.1:8000/v1 (or ${URL_VARIABLE})"
+        "--url",
+        help=f"the gateway, for example http://127.0.0.1:8000/v1 (or ${URL_VARIABLE}); its API key, where it "
+        f"asks for one, is taken from ${API_KEY_VARIABLE}",
+    )
+    parser.add_argument(
+        "--ca-file",
+        metavar="FILE",
+        help=f"certificates in PEM that an https gateway is trusted by (or ${CA_FILE_VARIABLE})",
     )
     _add_name(parser)
 
@@ -34,6 +47,17 @@ def add_control_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of a command that asks the control plane alone."""
     parser.add_argument("--etcd-url", help=f"the control plane (or ${ETCD_VARIABLE})")
     _add_name(parser)
+
+
+def gateway_api(options: argparse.Namespace, *, timeout_s: float = TIMEOUT_S_DEFAULT) -> Api:
+    """The gateway's API, with the key and the certificates that the environment names."""
+    ca_file = options.ca_file or os.environ.get(CA_FILE_VARIABLE)
+    return Api(
+        api_url(options),
+        timeout_s,
+        key=os.environ.get(API_KEY_VARIABLE, ""),
+        ca_file=Path(ca_file) if ca_file else None,
+    )
 
 
 def api_url(options: argparse.Namespace) -> str:

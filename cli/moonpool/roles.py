@@ -32,6 +32,7 @@ class ServiceSettings:
     model_folder: Path
     gateway_bind: str
     gateway_port: int
+    gateways_share_port: bool = False
     threads: int
     pool_bytes: int | None
     ssd_bytes: int
@@ -52,6 +53,8 @@ def service_arguments(
     arguments += ["--drain-s-max", f"{settings.drain_s_max:g}"]
     if role == "gateway":
         arguments += ["--bind", settings.gateway_bind, "--http-port", str(settings.gateway_port)]
+        if settings.gateways_share_port:
+            arguments.append("--reuse-port")
         if settings.gateway_bind not in EVERY_ADDRESS:
             arguments += ["--host", settings.gateway_bind]
         arguments += ["--model-folder", str(settings.model_folder)]

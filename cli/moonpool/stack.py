@@ -6,13 +6,11 @@ Owns which processes there are, the order in which they start and stop, and when
 
 import asyncio
 import os
-import secrets
 import shutil
 import socket
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
 from http import HTTPStatus
 from pathlib import Path
 
@@ -21,10 +19,10 @@ import aiohttp
 from cluster import keys
 from engine.errors import ModelFolderError
 from engine.models import resolve_model
-from kvindex.core import InstanceId
 from moonpool.cluster_client import ClusterAddresses, control_plane, registered
 from moonpool.errors import EXIT_USAGE, CommandError, UsageError
 from moonpool.kept_seed import kept_seed
+from moonpool.ports import check_port, hold_port
 from moonpool.processes import Child, ProcessSpec
 from moonpool.roles import ServiceSettings, service_arguments
 from moonpool.run_folder import (
@@ -37,89 +35,16 @@ from moonpool.run_folder import (
     write_state,
 )
 from moonpool.servers import ServerError, ServerPlan, etcd_server, nats_server
+from moonpool.stack_plan import STOP_ORDER, Member, StackConfig, members, service_environment
 
-READY_S_MAX_DEFAULT = 120.0
-DRAIN_S_MAX_DEFAULT = 30.0
 STOP_GRACE_S = 10.0
 """What a service gets on top of its drain time to close what it holds."""
-SECRET_VARIABLE = "MOONPOOL_CLUSTER_SECRET"
-SECRET_BYTES = 32
-KERNELS_VARIABLE = "MOONPOOL_KERNELS_FOLDER"
-OPENMP_SPINS = 2000
-"""How often a thread of an engine looks for work before it sleeps, about 0.1 ms: longer than the gap between
-two operations. OpenMP's own 15 ms burn the cores that the other processes of this machine wait for.
-"""
 SSD_FOLDER = "ssd"
 READY_POLL_S = 0.1
 READY_ANSWER_S_MAX = 5.0
 SERVER_STOP_S_MAX = 5.0
 
 Report = Callable[[str], None]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StackConfig:
-    """What a stack is to be. `port` 0 takes a free one."""
-
-    name: str
-    model: str
-    prefill: int = 1
-    decode: int = 1
-    coupled: int = 0
-    host: str = "127.0.0.1"
-    port: int = 0
-    threads: int = 1
-    pool_bytes: int | None = None
-    """Memory for KV blocks of each worker; None leaves it to the worker."""
-    ssd_bytes: int = 0
-    """Files for KV blocks of each worker; 0: none."""
-    ssd_folder: Path | None = None
-    """Where they are, with the seed of their hashes, for the next stack too; None: in the run folder, as
-    long as the stack runs."""
-    ready_s_max: float = READY_S_MAX_DEFAULT
-    drain_s_max: float = DRAIN_S_MAX_DEFAULT
-    environment: Mapping[str, str] = field(default_factory=dict)
-    """Added to the environment of every service, for settings that have no field here."""
-
-
-@dataclass(frozen=True, slots=True)
-class Member:
-    """One service of a stack: `instance` is its id in the cluster and the name of its log."""
-
-    instance: InstanceId
-    role: str
-
-
-def members(config: StackConfig) -> tuple[Member, ...]:
-    """The services of a stack in the order in which they start; they stop the other way round."""
-    counts = (
-        ("kvmeta", 1),
-        ("conductor", 1),
-        ("prefill", config.prefill),
-        ("decode", config.decode),
-        ("coupled", config.coupled),
-        ("gateway", 1),
-    )
-    return tuple(
-        Member(InstanceId(f"{role}-{number}"), role) for role, count in counts for number in range(count)
-    )
-
-
-def service_environment(config: StackConfig) -> dict[str, str]:
-    """What is added to our environment for every service."""
-    return {
-        # OpenMP's own threads would outnumber the cores: the engine says how many it wants.
-        "OMP_NUM_THREADS": str(config.threads),
-        "GOMP_SPINCOUNT": str(OPENMP_SPINS),
-        KERNELS_VARIABLE: os.environ.get(KERNELS_VARIABLE, str(moonpool_home() / "kernels")),
-        # One that is set is known to those who are to join the stack.
-        SECRET_VARIABLE: os.environ.get(SECRET_VARIABLE) or secrets.token_hex(SECRET_BYTES),
-        **config.environment,
-    }
-
-
-STOP_ORDER = (("gateway",), ("prefill", "decode", "coupled"), ("conductor", "kvmeta"))
-"""The gateway first, so that open answers end while the rest still serves them."""
 
 
 class Stack:
@@ -134,7 +59,11 @@ class Stack:
         self._servers: list[Child] = []
         self._services: dict[Member, Child] = {}
         self._addresses = ClusterAddresses("", "")
-        self._http_url = ""
+        self._api_url = ""
+        self._ready = False
+        self._lost: set[Child] = set()
+        """Gateways that ended while others go on."""
+        self._port_held: socket.socket | None = None
         self._model_name = ""
 
     def state(self) -> StackState:
@@ -144,7 +73,7 @@ class Stack:
             pid=os.getpid(),
             model=self._model_name,
             model_folder=str(self._model_folder),
-            url=f"{self._http_url}/v1",
+            url=self._api_url,
             nats_url=self._addresses.nats_url,
             etcd_url=self._addresses.etcd_url,
             processes=tuple(
@@ -159,17 +88,23 @@ class Stack:
                 await self._start_servers()
                 await self._start_services()
                 await self._unless_one_exits(self._wait_ready())
+                self._ready = True
         except TimeoutError:
             raise CommandError(
                 f"not ready within {self._config.ready_s_max:g} s; the logs are in {self._logs}"
             ) from None
 
     async def failure(self) -> CommandError:
-        """Wait until a process ends by itself; what to say of it, once the end of its log was reported.
+        """Wait until a process ends by itself that the stack cannot do without; what to say of it, once the
+        end of its log was reported.
 
         A service that a setting is wrong for has its status passed on: what was typed here came to it.
         """
         child = await self._first_exit()
+        while self._can_do_without(child):
+            self._lost.add(child)
+            self._report(f"{child.name} {child.ending()}; the other gateways go on; see {child.log_path}")
+            child = await self._first_exit()
         self._report(f"the end of {child.log_path}:\n{child.log_tail()}")
         said = f"{child.name} {child.ending()}; see {child.log_path}"
         wrong_setting = child.exit_status == EXIT_USAGE and child in self._services.values()
@@ -185,6 +120,8 @@ class Stack:
     async def kill(self) -> None:
         """Nothing that still runs is left, nor the files that only this stack could have read."""
         await asyncio.gather(*(child.kill() for child in self._children()))
+        if self._port_held is not None:
+            self._port_held.close()
         self._remove_ssd_files()
 
     async def _start_servers(self) -> None:
@@ -212,12 +149,17 @@ class Stack:
             await control.put(keys.SEED, seed)
 
     async def _start_services(self) -> None:
+        port = self._config.port
+        if self._config.gateways > 1:
+            self._port_held = hold_port(self._config.host, port)
+            port = self._port_held.getsockname()[1]
         settings = ServiceSettings(
             nats_url=self._addresses.nats_url,
             etcd_url=self._addresses.etcd_url,
             model_folder=self._model_folder,
             gateway_bind=self._config.host,
-            gateway_port=self._config.port,
+            gateway_port=port,
+            gateways_share_port=self._config.gateways > 1,
             threads=self._config.threads,
             pool_bytes=self._config.pool_bytes,
             ssd_bytes=self._config.ssd_bytes,
@@ -236,21 +178,37 @@ class Stack:
             self._services[member] = await Child.start(spec, self._logs)
 
     async def _wait_ready(self) -> None:
-        gateway = next(member.instance for member in self._services if member.role == "gateway")
+        gateways = [member.instance for member in self._services if member.role == "gateway"]
         expected = [member.instance for member in self._services]
+        urls: list[str] = []
         async with control_plane(self._addresses.etcd_url, timeout_s=self._config.ready_s_max) as control:
             async for records in registered(control):
                 for instance in [i for i in expected if i in records]:
                     expected.remove(instance)
                     self._report(f"{instance} is ready")
                 if not expected:
-                    self._http_url = records[gateway].http_url
+                    urls = [records[gateway].http_url for gateway in gateways]
                     self._model_name = next(r.model.name for r in records.values() if r.model)
                     break
-        await _http_ready(self._http_url)
+        await asyncio.gather(*map(_http_ready, urls))
+        self._api_url = f"{self._public_url(urls[0])}/v1"
+
+    def _public_url(self, gateway_url: str) -> str:
+        """Where all gateways are reached, given where one of them is."""
+        if self._port_held is None:
+            return gateway_url
+        address, _, _ = gateway_url.rpartition(":")
+        return f"{address}:{self._port_held.getsockname()[1]}"
+
+    def _can_do_without(self, lost: Child) -> bool:
+        """Of several gateways on one port any one is enough, once all have begun."""
+        gateways = [child for member, child in self._services.items() if member.role == "gateway"]
+        others = [child for child in gateways if child is not lost and child.exit_status is None]
+        return self._ready and lost in gateways and bool(others)
 
     async def _first_exit(self) -> Child:
-        waits = {asyncio.create_task(child.wait()): child for child in self._children()}
+        children = [child for child in self._children() if child not in self._lost]
+        waits = {asyncio.create_task(child.wait()): child for child in children}
         try:
             done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
             return waits[done.pop()]
@@ -300,7 +258,11 @@ async def _answering(plans: Sequence[ServerPlan]) -> None:
 
 async def _http_ready(url: str) -> None:
     """Return once the service at `url` says that it can serve; the caller bounds the wait."""
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=READY_ANSWER_S_MAX)) as session:
+    async with aiohttp.ClientSession(
+        timeout=aiohttp.ClientTimeout(total=READY_ANSWER_S_MAX),
+        # It is a process of ours that is asked, about nothing secret: its certificate names another host.
+        connector=aiohttp.TCPConnector(ssl=False),
+    ) as session:
         while True:
             with suppress(aiohttp.ClientError, TimeoutError):
                 async with session.get(f"{url}/ready") as answer:
@@ -315,20 +277,6 @@ def find_model(name: str, report: Report) -> Path:
         return resolve_model(name, moonpool_home(), report)
     except ModelFolderError as error:
         raise CommandError(str(error)) from error
-
-
-def check_port(host: str, port: int) -> None:
-    """CommandError where nobody could listen there."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        with socket.create_server((host, port), family=family):
-            return
-    except OSError as error:
-        # Not strerror: create_server adds the address to it once more.
-        reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or str(error)
-        raise CommandError(
-            f"cannot listen on {host} port {port}: {reason}; give another --host or --port"
-        ) from error
 
 
 @asynccontextmanager

@@ -23,7 +23,7 @@ from moonpool import child
 from moonpool.cluster_client import ClusterAddresses
 from moonpool.roles import SERVICE_OF_ROLE, ServiceSettings, service_arguments
 from moonpool.servers import etcd_server, nats_server
-from moonpool.stack import SECRET_VARIABLE
+from moonpool.stack_plan import SECRET_VARIABLE
 
 READY_S_MAX = 90.0
 STOP_S_MAX = 30.0

@@ -26,7 +26,7 @@ from simulator.trace import TRACE_BLOCK_TOKENS
 if TYPE_CHECKING:
     from moonpool.replay.records import Results
     from moonpool.run_folder import StackState
-    from moonpool.stack import StackConfig
+    from moonpool.stack_plan import StackConfig
 
 NAME = "predict"
 KINDS = ("ttft", "step", "prefill", "transfer")
@@ -92,7 +92,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     # Here, and not above: other commands need none of it.
-    from moonpool.stack import StackConfig
+    from moonpool.stack_plan import StackConfig
 
     if not options.coupled and not (options.prefill and options.decode):
         options.usage_error("nobody would prefill and decode: give --prefill and --decode, or --coupled")

@@ -15,7 +15,7 @@ from moonpool.api import Api, Json
 from moonpool.arguments import Command, whole_number
 from moonpool.benchmarks.command_line import add_json_argument, print_results
 from moonpool.errors import EXIT_OK, CommandError
-from moonpool.find_stack import add_stack_arguments, api_url
+from moonpool.find_stack import add_stack_arguments, gateway_api
 from moonpool.measurement import Measurement, measurement
 
 NAME = "prefix"
@@ -74,7 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     if options.model is None:
-        results = measure(Api(api_url(options)), options.prefix_tokens, options.repeats)
+        results = measure(gateway_api(options), options.prefix_tokens, options.repeats)
     else:
         results = asyncio.run(_measure_own_stack(options))
     print_results(results, as_json=options.json)
@@ -82,7 +82,8 @@ def run(options: argparse.Namespace) -> int:
 
 
 async def _measure_own_stack(options: argparse.Namespace) -> list[Measurement]:
-    from moonpool.stack import StackConfig, running_stack
+    from moonpool.stack import running_stack
+    from moonpool.stack_plan import StackConfig
 
     def report(text: str) -> None:
         print(text, file=sys.stderr)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from moonpool.api import Api, Json
 from moonpool.arguments import Command, seconds, whole_number
 from moonpool.errors import EXIT_OK, CommandError
-from moonpool.find_stack import add_stack_arguments, api_url
+from moonpool.find_stack import add_stack_arguments, gateway_api
 
 PROMPT = "> "
 ANSWER_TOKENS_DEFAULT = 256
@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    api = Api(api_url(options), timeout_s=options.timeout)
+    api = gateway_api(options, timeout_s=options.timeout)
     settings: Json = {
         "model": api.model(),
         "temperature": options.temperature,

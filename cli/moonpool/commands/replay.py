@@ -52,10 +52,9 @@ import secrets
 import sys
 from pathlib import Path
 
-from moonpool.api import Api
 from moonpool.arguments import Command, positive, seconds, whole_number
 from moonpool.errors import EXIT_FAILURE, EXIT_OK, CommandError
-from moonpool.find_stack import add_stack_arguments, api_url
+from moonpool.find_stack import add_stack_arguments, gateway_api
 from moonpool.html_file import claim_html
 from moonpool.replay.prompts import FIRST_TOKEN_ID, LAST_TOKEN_ID, TOKEN_ID_MAX, TokenRange
 from moonpool.replay.records import Results
@@ -174,8 +173,9 @@ def run(options: argparse.Namespace) -> int:
         trace = read_trace(options.trace)[: options.limit]
     except TraceError as error:
         raise CommandError(str(error)) from None
-    url = api_url(options)
-    target = find_target(Api(url), options.model, options.context_tokens)
+    api = gateway_api(options)
+    url = api.url
+    target = find_target(api, options.model, options.context_tokens)
     plan = schedule(
         trace, speedup=options.speedup, scale=options.scale, context_tokens_max=target.context_tokens_max
     )

@@ -14,7 +14,7 @@ from moonpool.errors import EXIT_OK, UsageError
 from moonpool.run_folder import DEFAULT_NAME, NAME_PATTERN
 
 if TYPE_CHECKING:
-    from moonpool.stack import StackConfig
+    from moonpool.stack_plan import StackConfig
 
 INSTANCES_MAX = 64
 """Most instances of one role that one machine is asked to start."""
@@ -39,6 +39,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--decode", type=count, default=1, metavar="N", help="decode instances (default 1)")
     parser.add_argument(
         "--coupled", type=count, default=0, metavar="N", help="instances that do both (default 0)"
+    )
+    parser.add_argument(
+        "--gateways",
+        type=whole_number(1, INSTANCES_MAX),
+        default=1,
+        metavar="N",
+        help="gateways, which share the port (default 1)",
     )
     parser.add_argument("--host", default="127.0.0.1", help="where the API listens (default 127.0.0.1)")
     parser.add_argument(
@@ -95,7 +102,7 @@ def run(options: argparse.Namespace) -> int:
 
 def stack_config(options: argparse.Namespace) -> "StackConfig":
     """What was asked for, checked as a whole."""
-    from moonpool.stack import StackConfig
+    from moonpool.stack_plan import StackConfig
 
     if not options.coupled and not (options.prefill and options.decode):
         raise UsageError("--prefill and --decode must both be at least 1, or --coupled must be")
@@ -109,6 +116,7 @@ def stack_config(options: argparse.Namespace) -> "StackConfig":
         prefill=options.prefill,
         decode=options.decode,
         coupled=options.coupled,
+        gateways=options.gateways,
         host=options.host,
         port=options.port,
         threads=options.threads,

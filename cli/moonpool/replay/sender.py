@@ -46,7 +46,7 @@ async def send_all(requests: Sequence[ScheduledRequest], config: SenderConfig, r
     as interrupted."""
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S_MAX, sock_read=config.silence_s_max)
     # `in_flight_max` is the bound; one more in the pool would let requests wait that count as sent.
-    connector = aiohttp.TCPConnector(limit=0)
+    connector = aiohttp.TCPConnector(limit=0, ssl=config.target.tls or True)
     async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
         loop = asyncio.get_running_loop()
         started_s, results.began_unix_s = loop.time(), time.time()
@@ -95,7 +95,7 @@ class _Sending:
         self._results.records.append(record)
 
     async def _answered(self, request: ScheduledRequest, body: bytes, sent_s: float) -> Record:
-        headers = {"Content-Type": "application/json"}
+        headers = {"Content-Type": "application/json", **self._config.target.headers}
         async with self._session.post(
             self._config.target.completions_url, data=body, headers=headers
         ) as response:

@@ -1,6 +1,8 @@
 """Which model is asked, where, and how much fits into its context."""
 
-from dataclasses import dataclass
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from moonpool.api import Api, Json
 from moonpool.errors import CommandError, UsageError
@@ -11,6 +13,9 @@ class Target:
     completions_url: str
     model: str
     context_tokens_max: int
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    tls: ssl.SSLContext | None = None
+    """Where `completions_url` is https; None: the machine's certificates."""
 
 
 def find_target(api: Api, model: str | None, context_tokens: int | None) -> Target:
@@ -32,7 +37,10 @@ def find_target(api: Api, model: str | None, context_tokens: int | None) -> Targ
         raise UsageError(
             f"{api.url} does not say how long {chosen['id']}'s context is: give --context-tokens"
         )
-    return Target(api.address("/completions"), chosen["id"], context_tokens)
+    url = api.address("/completions")
+    return Target(
+        url, chosen["id"], context_tokens, api.headers(), api.tls() if url.startswith("https:") else None
+    )
 
 
 def _chosen(models: list[Json], name: str | None, url: str) -> Json:

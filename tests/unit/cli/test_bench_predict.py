@@ -19,7 +19,7 @@ from moonpool.benchmarks.predict import (
 from moonpool.benchmarks.prediction_metrics import PredictionTotals, added_up
 from moonpool.errors import CommandError
 from moonpool.replay.schedule import block_ends, reusable_tokens
-from moonpool.stack import StackConfig
+from moonpool.stack_plan import StackConfig
 
 pytestmark = pytest.mark.unit
 

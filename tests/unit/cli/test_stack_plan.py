@@ -10,8 +10,9 @@ import pytest
 from kvindex.core import InstanceId
 from moonpool.commands import up
 from moonpool.errors import CommandError, UsageError
+from moonpool.ports import check_port, hold_port
 from moonpool.roles import SERVICE_OF_ROLE, ServiceSettings, service_arguments
-from moonpool.stack import SECRET_VARIABLE, STOP_ORDER, StackConfig, check_port, members, service_environment
+from moonpool.stack_plan import SECRET_VARIABLE, STOP_ORDER, StackConfig, members, service_environment
 
 pytestmark = pytest.mark.unit
 
@@ -27,6 +28,25 @@ SETTINGS = ServiceSettings(
     ssd_folder=Path("/disk/kv"),
     drain_s_max=30.0,
 )
+
+
+def test_several_gateways_have_names_of_their_own_and_share_the_port() -> None:
+    names = [member.instance for member in members(StackConfig(name="a", model="tiny", gateways=3))]
+    assert names[-3:] == ["gateway-0", "gateway-1", "gateway-2"]
+    shared = dataclasses.replace(SETTINGS, gateways_share_port=True)
+    assert "--reuse-port" in service_arguments("gateway", InstanceId("gateway-0"), shared)
+    assert "--reuse-port" not in service_arguments("gateway", InstanceId("gateway-0"), SETTINGS)
+    assert "--reuse-port" not in service_arguments("decode", InstanceId("decode-0"), shared)
+
+
+def test_a_held_port_takes_no_connection_and_is_nobody_elses() -> None:
+    with hold_port("127.0.0.1", 0) as held:
+        port = held.getsockname()[1]
+        with pytest.raises(CommandError, match="in use"):
+            check_port("127.0.0.1", port)
+        with pytest.raises(OSError, match="refused"):
+            socket.create_connection(("127.0.0.1", port), timeout=5)
+    check_port("127.0.0.1", port)
 
 
 def parsed(*arguments: str) -> argparse.Namespace:
