@@ -8,8 +8,10 @@ from enum import StrEnum
 
 from msgspec import Struct
 
-from gateway.answer_types import ChatChunk, ChatCompletion, ModelList, ModelObject, TextCompletion
+from gateway.answer_types import ChatChunk, ChatCompletion, ErrorBody, ModelList, ModelObject, TextCompletion
 from gateway.request_types import ChatRequest, CompletionRequest
+
+JSON_TYPE = "application/json"
 
 
 class OperationName(StrEnum):
@@ -19,23 +21,27 @@ class OperationName(StrEnum):
     COMPLETIONS = "completions"
     MODELS = "models"
     MODEL = "model"
+    OPENAPI = "openapi"
+    DOCS = "docs"
 
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """`path` as aiohttp writes it. `event` is what each event of a stream holds, where the operation can
-    stream. `error_statuses` are those with OpenAI's error body, beside 500. `needs_key`: the caller has to
-    say who it is where the gateway knows keys."""
+    """`path` as aiohttp writes it. `response` None: no JSON, or any object. `event` is what each event of a
+    stream holds, where the operation can stream. `error_statuses` are those with OpenAI's error body (or
+    `error_body`), beside 500. `needs_key`: the caller has to say who it is where the gateway knows keys."""
 
     method: str
     path: str
-    name: OperationName
+    name: str
     summary: str
     request: type[Struct] | None
-    response: type[Struct]
+    response: type | None
     event: type[Struct] | None = None
     error_statuses: tuple[int, ...] = ()
     needs_key: bool = True
+    media_type: str = JSON_TYPE
+    error_body: type = ErrorBody
 
 
 GENERATION_ERROR_STATUSES = (400, 401, 404, 408, 413, 429, 503, 504)
@@ -64,5 +70,16 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation("GET", "/v1/models", OperationName.MODELS, "The models", None, ModelList, None, (401,)),
     Operation(
         "GET", "/v1/models/{model:.+}", OperationName.MODEL, "One model", None, ModelObject, None, (401, 404)
+    ),
+    Operation("GET", "/openapi.json", OperationName.OPENAPI, "This document", None, None, needs_key=False),
+    Operation(
+        "GET",
+        "/docs",
+        OperationName.DOCS,
+        "This document as a page to read and to try",
+        None,
+        None,
+        needs_key=False,
+        media_type="text/html",
     ),
 )

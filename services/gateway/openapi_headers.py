@@ -1,0 +1,73 @@
+"""The headers of the API for its OpenAPI document: what requests may have, what answers have."""
+
+from http import HTTPStatus
+
+from gateway.api_errors import REJECTED_REASON_HEADER
+from gateway.edge import REQUEST_ID_CHARS_MAX, REQUEST_ID_HEADER
+from gateway.parameter_limits import TBT_MS_MAX, TBT_MS_MIN, TTFT_MS_MAX, TTFT_MS_MIN
+from policy.core import PRIORITY_MAX, PRIORITY_MIN
+
+_REQUEST_HEADERS: tuple[tuple[str, str, dict[str, object]], ...] = (
+    (
+        REQUEST_ID_HEADER,
+        f"Comes back with the answer, where it is printable ASCII of at most {REQUEST_ID_CHARS_MAX} "
+        "characters; else the gateway makes one.",
+        {"type": "string"},
+    ),
+    (
+        "traceparent",
+        "W3C trace context, which the request's messages in the cluster carry on.",
+        {"type": "string"},
+    ),
+    (
+        "x-priority",
+        "As the parameter priority.",
+        {"type": "integer", "minimum": PRIORITY_MIN, "maximum": PRIORITY_MAX},
+    ),
+    (
+        "x-slo-ttft-ms",
+        "As the parameter ttft_ms_max.",
+        {"type": "number", "minimum": TTFT_MS_MIN, "maximum": TTFT_MS_MAX},
+    ),
+    (
+        "x-slo-tbt-ms",
+        "As the parameter tbt_ms_max.",
+        {"type": "number", "minimum": TBT_MS_MIN, "maximum": TBT_MS_MAX},
+    ),
+)
+HEADER_PARAMETERS: tuple[dict[str, object], ...] = tuple(
+    {"name": name, "in": "header", "required": False, "description": text, "schema": schema}
+    for name, text, schema in _REQUEST_HEADERS
+)
+_RETRY_AFTER, _RETRY_AFTER_MS = "Retry-After", "retry-after-ms"
+_WAITING_STATUSES = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
+
+RESPONSE_HEADERS: dict[str, dict[str, object]] = {
+    REQUEST_ID_HEADER: {
+        "description": "The request's id: the client's own, or one that the gateway made.",
+        "required": True,
+        "schema": {"type": "string"},
+    },
+    _RETRY_AFTER: {
+        "description": "Come again after so many seconds.",
+        "required": True,
+        "schema": {"type": "integer", "minimum": 1},
+    },
+    _RETRY_AFTER_MS: {
+        "description": "The same, exactly, in milliseconds.",
+        "required": True,
+        "schema": {"type": "integer", "minimum": 1},
+    },
+    REJECTED_REASON_HEADER: {
+        "description": "Which limit or target stood against it, in one word.",
+        "schema": {"type": "string"},
+    },
+}
+
+
+def headers_of(status: int) -> dict[str, dict[str, str]]:
+    """References to the headers of answers with that status."""
+    names = [REQUEST_ID_HEADER]
+    if status in _WAITING_STATUSES:
+        names += [_RETRY_AFTER, _RETRY_AFTER_MS, REJECTED_REASON_HEADER]
+    return {name: {"$ref": f"#/components/headers/{name}"} for name in names}
