@@ -238,7 +238,12 @@ def test_every_call_is_found(before: str, arguments: dict[str, object], tool_for
 
 def test_hostile_text_takes_linear_time() -> None:
     """No text is read more than a few times: twice as much takes about twice as long, by characters read."""
-    for text in ("<tool_call>" * 4000, '<tool_call>{"arguments": {' + "[" * 50_000, "<" * 50_000, " " * 50_000):
+    for text in (
+        "<tool_call>" * 4000,
+        '<tool_call>{"arguments": {' + "[" * 50_000,
+        "<" * 50_000,
+        " " * 50_000,
+    ):
         parser = CallParser(layout=tool_parser(AUTO, HERMES)._layout, names=AUTO.names)
         content = joined([*itertools.chain.from_iterable(map(parser.feed, text)), *parser.finish()]).content
         assert content == text
