@@ -11,6 +11,7 @@ from moonpool.benchmarks import (
     place,
     predict,
     prefix,
+    serve,
     transfer,
 )
 from moonpool.benchmarks import hash as hash_chain
@@ -30,5 +31,6 @@ GROUP = CommandGroup(
         decisions.COMMAND,
         predict.COMMAND,
         kvmeta_restart.COMMAND,
+        serve.COMMAND,
     ),
 )
