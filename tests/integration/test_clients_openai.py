@@ -9,12 +9,12 @@ import openai
 import pytest
 from openai.types.chat import ChatCompletionChunk
 from tests.support.loopback import only_loopback
+from tests.support.openai_clients import async_client_of, client_of
 from tests.support.stack import RunningStack
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
-ANSWER_S_MAX = 90.0
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -25,17 +25,13 @@ def here() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def client(smollm2_stack: RunningStack) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(
-        base_url=smollm2_stack.state.url, api_key="none", max_retries=0, timeout=ANSWER_S_MAX
-    ) as client:
+    with client_of(smollm2_stack) as client:
         yield client
 
 
 @pytest.fixture
 async def async_client(smollm2_stack: RunningStack) -> AsyncIterator[openai.AsyncOpenAI]:
-    async with openai.AsyncOpenAI(
-        base_url=smollm2_stack.state.url, api_key="none", max_retries=0, timeout=ANSWER_S_MAX
-    ) as client:
+    async with async_client_of(smollm2_stack) as client:
         yield client
 
 
