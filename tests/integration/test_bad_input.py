@@ -1,5 +1,7 @@
 """What clients get wrong is told to them by name and limit; what peers get wrong is counted and dropped."""
 
+import asyncio
+import random
 import re
 import urllib.request
 from typing import Any
@@ -7,6 +9,9 @@ from typing import Any
 import nats
 import orjson
 import pytest
+from tests.support.bad_requests import BadRequest, bad_requests
+from tests.support.raw_http import RawClient, post
+from tests.support.scrape import metrics
 from tests.support.stack import RunningStack
 
 from cluster import subjects
@@ -19,6 +24,9 @@ from moonpool.cluster_client import bus
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 
 CONTEXT_TOKENS = 2048
+CLIENTS = 12
+ERROR_BYTES_MAX = 2000
+"""Whatever was sent, little of it comes back."""
 GOOD_CHAT = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}
 GOOD_TEXT = {"prompt": "hello", "max_tokens": 4}
 
@@ -114,6 +122,93 @@ async def test_a_prompt_over_the_context_is_never_placed(tiny_stack: RunningStac
         await connection.flush(timeout_s=5)
         await subscription.unsubscribe()
     assert [decision.prompt_tokens for decision in decisions] == [33]
+
+
+@pytest.mark.parametrize("seed", range(2))
+async def test_bad_requests_among_good_ones(tiny_stack: RunningStack, seed: int) -> None:
+    """Each is refused by name and with OpenAI's error body, every good one is served, and nothing but good
+    ones was ever placed or reached an instance."""
+    bad, numbers = list(bad_requests()), random.Random(seed)
+    numbers.shuffle(bad)
+    assert len(bad) >= 50
+    url, before = tiny_stack.state.url, instance_counts(tiny_stack)
+    placed: list[str] = []
+    troubles: list[str] = []
+    names: dict[str, str] = {}
+
+    async def note(received: Received) -> None:
+        assert isinstance(received.body, Decision)
+        placed.append(received.body.request_id)
+
+    async with bus(tiny_stack.state.nats_url, timeout_s=5) as connection:
+        subscription = await connection.subscribe(subjects.DECISION, note)
+        await connection.flush(timeout_s=5)
+        room = asyncio.Semaphore(CLIENTS)
+
+        async def one(request: BadRequest | None) -> str | None:
+            async with room:
+                if request is not None:
+                    troubles.append(await trouble_with(url, request, names))
+                    return None
+                return await good_answer(url, tiny_stack.state.model)
+
+        mixed = [each for request in bad for each in (request, None)]
+        ids = [one_id for one_id in await asyncio.gather(*map(one, mixed)) if one_id is not None]
+        ids += [await good_answer(url, tiny_stack.state.model) for _ in range(5)]
+        await connection.flush(timeout_s=5)
+        await subscription.unsubscribe()
+    assert "\n".join(filter(None, troubles)) == ""
+    assert len(ids) == len(bad) + 5
+    assert [names.get(one_id, one_id) for one_id in placed if one_id not in ids] == []
+    assert sorted(placed) == sorted(ids)
+    tiny_stack.wait_status(lambda status: status["totals"]["requests"] == 0)
+    after = instance_counts(tiny_stack)
+    assert after["prefills"] - before["prefills"] == len(ids)
+    assert after["reservations"] - before["reservations"] == len(ids)
+    assert after["given_up"] == before["given_up"]
+
+
+async def trouble_with(url: str, request: BadRequest, names: dict[str, str]) -> str:
+    """What is wrong with how a bad request was answered; empty where nothing is. Its name is noted under the
+    gateway's id of it."""
+    client = await RawClient.connect(url)
+    try:
+        await client.send(request.data)
+        if request.status is None:
+            return ""
+        answer = await client.answer()
+        names[answer.headers.get("x-request-id", "")] = request.name
+    except (ConnectionError, asyncio.IncompleteReadError, TimeoutError) as error:
+        return f"{request.name}: no answer: {error!r}"
+    finally:
+        await client.hang_up()
+    right = (
+        answer.status == request.status
+        and answer.headers["content-type"].startswith("application/json")
+        and answer.json["error"].keys() >= {"message", "type", "param", "code"}
+        and request.named in answer.json["error"]["message"]
+        and len(answer.body) < ERROR_BYTES_MAX
+    )
+    return "" if right else f"{request.name}: {answer.status} {answer.body[:ERROR_BYTES_MAX]!r}"
+
+
+async def good_answer(url: str, model: str) -> str:
+    """The gateway's own id of a request that is served."""
+    answer = await post(url, "/v1/completions", {"model": model, **GOOD_TEXT, "ignore_eos": True})
+    assert answer.status == 200, answer.body
+    assert answer.json["usage"]["completion_tokens"] == GOOD_TEXT["max_tokens"]
+    return str(answer.json["id"]).removeprefix("cmpl-")
+
+
+def instance_counts(stack: RunningStack) -> dict[str, float]:
+    """What instances and gateway have counted, all together."""
+    seen = [metrics(row["http_url"]) for row in stack.status()["instances"]]
+    names = {
+        "prefills": "moonpool_prefills_total",
+        "reservations": "moonpool_reservations_total",
+        "given_up": "moonpool_gateway_given_up_notices_total",
+    }
+    return {name: sum(one.value(metric) for one in seen) for name, metric in names.items()}
 
 
 async def test_bad_messages_on_every_subject_are_counted_and_dropped(tiny_stack: RunningStack) -> None:
