@@ -13,6 +13,7 @@ from gateway import choices as choices_module
 from gateway.orders import seed_of
 from gateway.requests import GatewayLimits
 from gateway.running import RequestLimits
+from gateway.text import pack_token_ids
 from policy.core import FinishReason, Placement, Rejection, RejectReason
 
 pytestmark = pytest.mark.unit
@@ -65,9 +66,8 @@ async def test_others_follow_once_the_first_ones_prompt_is_cached(cluster) -> No
     assert (question.samples, question.resumed) == (3, False)
     await cluster.prefill.tokens(first, ids("one")[:1], 0, cached_tokens=16)
     others = await submitted(cluster, 2)
-    assert [(each.samples, each.resumed, each.attempt) for each in cluster.scheduled[1:]] == [
-        (1, True, 0)
-    ] * 2
+    asked = [(each.samples, each.resumed, each.attempt) for each in cluster.scheduled[1:]]
+    assert asked == [(1, True, 0)] * 2
     assert len({submit.work.request_id for submit in (first, *others)}) == 3
     assert [submit.work.sampling.samples for submit in (first, *others)] == [1, 1, 1]
     # In any order; the text says which one it is.
@@ -113,10 +113,8 @@ async def test_a_list_of_prompts_with_two_answers_to_each(cluster) -> None:
     prompts = ["The lazy", "The quick brown fox", "Capital of"]
     asking = asyncio.create_task(cluster.post(COMPLETIONS, completion(prompt=prompts, n=2, seed=7)))
     leaders = await submitted(cluster, 3)
-    prompt_of = {
-        submit.work.prompt_token_ids: prompt for submit, prompt in zip(leaders, prompts, strict=True)
-    }
-    assert len(prompt_of) == 3
+    prompt_of = {pack_token_ids(ids(prompt)): prompt for prompt in prompts}
+    assert [prompt_of[submit.work.prompt_token_ids] for submit in leaders] == prompts
     for number, submit in enumerate(leaders):
         await cluster.decode.say(submit, ids(f"{number}.0"), cached_tokens=number)
     followers = await submitted(cluster, 3)
@@ -302,11 +300,11 @@ async def test_a_bounded_number_runs_at_once_and_the_cached_prompts_answers_go_f
     asking = asyncio.create_task(cluster.post(COMPLETIONS, completion(prompt=prompts, n=2)))
     order: list[int] = []
     running = await submitted(cluster, 2)
-    prompt_of = {len(ids(prompt)): number for number, prompt in enumerate(prompts)}
+    number_of = {pack_token_ids(ids(prompt)): number for number, prompt in enumerate(prompts)}
     while running:
         await nothing_submitted(cluster)
         submit = running.pop(0)
-        order.append(prompt_of[submit.work.prompt_tokens])
+        order.append(number_of[submit.work.prompt_token_ids])
         await cluster.decode.say(submit, ids("x"))
         if len(order) in (1, 2, 3) or (not running and len(order) < 6):
             running += await submitted(cluster, 1)
