@@ -6,6 +6,7 @@ The template is the model author's code and runs in jinja2's sandbox, set up as 
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from types import MappingProxyType
 
 import jinja2
 from jinja2.ext import Extension, loopcontrols
@@ -15,6 +16,13 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from gateway import tool_formats
 from gateway.tool_formats import ToolFormat
+
+SPECIAL_TOKEN_VARIABLES = ("bos_token", "eos_token", "unk_token", "pad_token")
+RESERVED_VARIABLES = frozenset(
+    {"messages", "tools", "documents", "add_generation_prompt", *SPECIAL_TOKEN_VARIABLES}
+)
+"""What a template is given by us alone."""
+NO_VARIABLES: Mapping[str, object] = MappingProxyType({})
 
 
 class TemplateError(ValueError):
@@ -52,18 +60,25 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens)
 
     def render(
-        self, messages: Sequence[Mapping[str, object]], tools: Sequence[Mapping[str, object]] | None = None
+        self,
+        messages: Sequence[Mapping[str, object]],
+        tools: Sequence[Mapping[str, object]] | None = None,
+        *,
+        begin_answer: bool = True,
+        variables: Mapping[str, object] = NO_VARIABLES,
     ) -> str:
-        """The conversation up to where the assistant's next answer begins. `tools` only where the template
-        `knows_tools`: another one would pass over them."""
+        """The conversation, up to where the assistant's next answer begins if `begin_answer`. `tools` only
+        where the template `knows_tools`: another one would pass over them. `variables` are the template's
+        own, such as Qwen 3's `enable_thinking`."""
+        own = {
+            "messages": messages,
+            "tools": tools,
+            "documents": None,
+            "add_generation_prompt": begin_answer,
+            **self._special_tokens,
+        }
         try:
-            return self._template.render(
-                messages=messages,
-                tools=tools,
-                documents=None,
-                add_generation_prompt=True,
-                **self._special_tokens,
-            )
+            return self._template.render({**variables, **own})
         except (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:
             raise TemplateError(str(error) or type(error).__name__) from error
 

@@ -4,9 +4,12 @@ Types and ranges are told by `gateway.request_types`; a test holds the names her
 """
 
 PARAMETER_TEXTS = {
+    "add_generation_prompt": "False: the conversation ends without what comes before an answer.",
     "add_special_tokens": "Put before a text what the tokenizer puts there, such as its first token.",
     "best_of": "Only as n: there is no choosing among more answers than are given back.",
     "cache_salt": "Only requests of the same salt share cached prefixes.",
+    "chat_template_kwargs": "Variables of the model's chat template, such as enable_thinking.",
+    "continue_final_message": "The answer goes on where the last message ends, which is an assistant's.",
     "echo": "Give back the prompt before the answer; not with logprobs.",
     "frequency_penalty": "Taken from a token's logit as often as the answer has it already.",
     "guided_choice": "The answer is one of these.",

@@ -6,7 +6,7 @@ documented is what is checked. What goes with what, and what depends on the serv
 exist.
 """
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
@@ -25,6 +25,7 @@ from gateway.parameter_limits import (
     TBT_MS_MAX,
     TBT_MS_MIN,
     TEMPERATURE_MAX,
+    TEMPLATE_VARIABLES_MAX,
     TOKEN_ID_DIGITS_MAX,
     TTFT_MS_MAX,
     TTFT_MS_MIN,
@@ -126,6 +127,7 @@ class ToolMessage(Struct, forbid_unknown_fields=True, tag_field="role", tag="too
     name: str | None = None
 
 
+TemplateVariables = Annotated[dict[str, Any], Meta(max_length=TEMPLATE_VARIABLES_MAX)]
 ChatMessage = SystemMessage | DeveloperMessage | UserMessage | AssistantMessage | ToolMessage
 
 
@@ -210,6 +212,9 @@ class ChatRequest(GenerationRequest, kw_only=True):
     tools: Tools | None = None
     tool_choice: ToolChoiceParam | None = None
     parallel_tool_calls: bool | None = None
+    chat_template_kwargs: TemplateVariables | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
 
 
 TOKEN_ID_SCHEMA = {"type": "integer", "minimum": 0}
@@ -245,6 +250,9 @@ class TokenizeRequest(Struct, kw_only=True):
     prompt: str | None = None
     messages: Annotated[list[ChatMessage], Meta(min_length=1, max_length=MESSAGES_MAX)] | None = None
     tools: Tools | None = None
+    chat_template_kwargs: TemplateVariables | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
 
@@ -280,5 +288,5 @@ CHAT_NEUTRAL: Neutral = _GENERATION_NEUTRAL | {
     "web_search_options": (None,),
 }
 COMPLETION_NEUTRAL: Neutral = _GENERATION_NEUTRAL | {"suffix": (None, "")}
-TOKENIZE_NEUTRAL: Neutral = {"add_generation_prompt": (None, True), "continue_final_message": (None, False)}
+TOKENIZE_NEUTRAL: Neutral = {}
 DETOKENIZE_NEUTRAL: Neutral = {}

@@ -21,6 +21,7 @@ from gateway.api_errors import METHOD_NOT_ALLOWED, NOT_FOUND, ApiError
 from gateway.api_page import ApiPages
 from gateway.calls import Call, Calls, Handle, json_response
 from gateway.capacity import Capacity, limits_within
+from gateway.chat_rendering import template_options
 from gateway.choices import Choices
 from gateway.http_body import BodyLimits, BodyReader
 from gateway.identity import Identity
@@ -99,7 +100,8 @@ class Api:
             generation = validate.check_chat(request, model.limits, _header_lists(http))
             await model.structures.check(generation.structure)
             space = model.space(call.caller.salt(generation.cache_salt))
-            prompt = await model.encode_chat(request.messages, generation.tools, space)
+            options = template_options(request)
+            prompt = await model.encode_chat(request.messages, generation.tools, space, options)
             form = ChatForm(self._header(call, "chatcmpl", generation))
             return await self._generate(http, call, generation, [prompt], form)
 

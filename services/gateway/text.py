@@ -20,8 +20,9 @@ from cluster.errors import ConfigError
 from cluster.messages import TOKEN_ID_BYTES
 from gateway import tool_formats
 from gateway.api_errors import invalid
-from gateway.chat_messages import content_chars, plain_messages, told_in_words
-from gateway.chat_template import ChatTemplate, TemplateError
+from gateway.chat_messages import content_chars
+from gateway.chat_rendering import AS_USUAL, TemplateOptions, render_chat
+from gateway.chat_template import SPECIAL_TOKEN_VARIABLES, ChatTemplate, TemplateError
 from gateway.detokenizer import TokenBytes, whole_text
 from gateway.model_limits import ModelLimits, text_too_long
 from gateway.request_types import ChatMessage
@@ -127,11 +128,12 @@ class TextModel:
         messages: Sequence[ChatMessage],
         tools: ToolUse | None = None,
         space: Namespace | None = None,
+        options: TemplateOptions = AS_USUAL,
     ) -> Prompt:
         """The rendered conversation with the beginning of the answer; its blocks are those of `space`, or of
         everybody's. Raises ApiError."""
         self._check_length("messages", sum(content_chars(message) for message in messages))
-        return await self._run(lambda: self._prompt(self._encode_chat(messages, tools), space))
+        return await self._run(lambda: self._prompt(self._encode_chat(messages, tools, options), space))
 
     async def encode_text(self, text: str, space: Namespace | None = None) -> Prompt:
         """A raw prompt, with what the tokenizer puts before it. Raises ApiError."""
@@ -161,21 +163,14 @@ class TextModel:
         if chars > self._text_chars_max:
             raise text_too_long(param, chars, self.limits)
 
-    def _encode_chat(self, messages: Sequence[ChatMessage], tools: ToolUse | None) -> bytes:
-        template = self._template
-        if template is None:
+    def _encode_chat(
+        self, messages: Sequence[ChatMessage], tools: ToolUse | None, options: TemplateOptions
+    ) -> bytes:
+        if self._template is None:
             raise invalid(
                 "messages", f"the model {self.limits.name!r} has no chat template; use /v1/completions"
             )
-        plain = plain_messages(messages, template.tool_format)
-        offered = [] if tools is None else tools.template_tools
-        try:
-            if template.knows_tools:
-                rendered = template.render(plain, offered or None)
-            else:
-                rendered = template.render(told_in_words(plain, offered))
-        except TemplateError as error:
-            raise invalid("messages", f"the model's chat template refuses the messages: {error}") from error
+        rendered = render_chat(self._template, messages, tools, options)
         self._check_length("messages", len(rendered))
         return self._encode(rendered, add_special_tokens=False)
 
@@ -266,8 +261,9 @@ def _chat_template(folder: Path, tokenizer_config: dict[str, object]) -> ChatTem
         }.get("default")
     if not isinstance(source, str):
         return None
-    names = ("bos_token", "eos_token", "unk_token", "pad_token")
-    special_tokens = {name: text for name in names if (text := _token_text(tokenizer_config.get(name)))}
+    special_tokens = {
+        name: text for name in SPECIAL_TOKEN_VARIABLES if (text := _token_text(tokenizer_config.get(name)))
+    }
     try:
         return ChatTemplate(source, special_tokens)
     except TemplateError as error:
