@@ -3,8 +3,8 @@ the server itself refuses.
 
 aiohttp answers what it cannot parse with text of its own, logs a traceback for it, lets a client take any
 time for its headers, and lets a handler wait for a body whose end can never be found. The subclasses here
-change no more than that. They reach into `RequestHandler` where it says what it waits for; the version is
-pinned, and tests hold what is promised.
+change no more than that; compressed bodies are left to handlers. They reach into `RequestHandler` where it
+says what it waits for; the version is pinned, and tests hold what is promised.
 """
 
 import asyncio
@@ -158,6 +158,7 @@ class BoundedRunner(web.AppRunner):
             handler_cancellation=plain.handler_cancellation,
             loop=asyncio.get_running_loop(),
             access_log=None,
+            auto_decompress=False,
             keepalive_timeout=self._options.idle_timeout_s,
             max_line_size=HEADER_LINE_BYTES_MAX,
             max_field_size=HEADER_LINE_BYTES_MAX,

@@ -10,6 +10,7 @@ from aiohttp.client_exceptions import ClientPayloadError
 from aiohttp.http_exceptions import HttpProcessingError
 
 from gateway.api_errors import BODY_TIMEOUT, OVERLOADED, TOO_LARGE, ApiError, invalid
+from gateway.body_encoding import EncodingError, Inflater
 
 MEBIBYTE = 1024 * 1024
 BODY_BYTES_MAX_DEFAULT = 64 * MEBIBYTE
@@ -39,17 +40,26 @@ class BodyReader:
             if (request.content_length or 0) > self._limits.body_bytes_max:
                 raise self._too_large()
             async with asyncio.timeout(self._limits.body_timeout_s):
-                async for chunk in request.content.iter_any():
-                    chunks.append(chunk)
-                    held_before += len(chunk)
-                    self._held_bytes += len(chunk)
-                    self._check(held_before)
+                inflater = Inflater(request.headers.get("Content-Encoding", ""))
+                async for received in request.content.iter_any():
+                    for chunk in inflater.pieces(received):
+                        chunks.append(chunk)
+                        held_before += len(chunk)
+                        self._held_bytes += len(chunk)
+                        self._check(held_before)
+                        if chunk is not received:
+                            # A small part of a bomb is many pieces: others come in between.
+                            await asyncio.sleep(0)
+                inflater.finish()
             yield b"".join(chunks)
         except TimeoutError:
             message = f"the body did not come within {self._limits.body_timeout_s:g} s"
             raise ApiError(BODY_TIMEOUT, message) from None
+        except EncodingError as error:
+            raise invalid(None, str(error), "invalid_body") from error
         except (ClientPayloadError, HttpProcessingError, web.RequestPayloadError) as error:
-            raise invalid(None, f"the body cannot be read: {error}", "invalid_body") from error
+            told = " ".join(str(error).split())
+            raise invalid(None, f"the body cannot be read: {told}", "invalid_body") from error
         finally:
             self._held_bytes -= held_before
 

@@ -12,6 +12,8 @@ from tests.unit.gateway.model_files import byte_level_tokenizer
 
 from cluster import subjects
 from cluster.bus import Received
+from cluster.http_options import HttpOptions
+from cluster.http_server import BoundedRunner
 from cluster.logs import Level, Logger
 from cluster.messages import (
     Accepted,
@@ -28,6 +30,7 @@ from cluster.messages import (
 from cluster.metrics import ServiceMetrics
 from cluster.testing.bus import FakeBroker, FakeBus
 from gateway.capacity import Capacity
+from gateway.edge import Edge, error_form
 from gateway.http_body import BodyLimits
 from gateway.identity import Identity
 from gateway.metrics import GatewayMetrics
@@ -202,7 +205,8 @@ async def running_cluster(
     )
     app = web.Application()
     app.add_routes([web.get("/metrics", _empty), *api.routes()])
-    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
+    http = HttpOptions(error_form=error_form, answer_headers=Edge(()).answer_headers)
+    runner = BoundedRunner(app, http, log, shutdown_s=0.1)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
