@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.gateway.model_files import CORPUS, byte_level_tokenizer, sentence_piece_tokenizer
+from tests.unit.gateway.plain_text import cut_naively
 from tokenizers import Tokenizer, decoders, models
 
 from cluster.errors import ConfigError
-from gateway.answer_text import AnswerText, TextRules
 from gateway.detokenizer import Detokenizer, TokenBytes
 from gateway.stop_matcher import StopMatcher, StopStrings
 
@@ -15,6 +15,7 @@ pytestmark = pytest.mark.unit
 
 BYTE_LEVEL = byte_level_tokenizer()
 SENTENCE_PIECE = sentence_piece_tokenizer()
+TABLES = {tokenizer: TokenBytes(tokenizer) for tokenizer in (BYTE_LEVEL, SENTENCE_PIECE)}
 BYTE_LEVEL_IDS = st.integers(0, BYTE_LEVEL.get_vocab_size() + 3)
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=60) | st.sampled_from(
     ["👩‍👩‍👧🙂", "e\u0301a\u0308", "你好世界", "한국어", "🇫🇷🇩🇪", "\u200d\ufe0f", "�", CORPUS[:200]]
@@ -22,7 +23,7 @@ TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=60) | st.samp
 
 
 def deltas(tokenizer: Tokenizer, token_ids: list[int]) -> list[str]:
-    detokenizer = Detokenizer(TokenBytes(tokenizer))
+    detokenizer = Detokenizer(TABLES[tokenizer])
     return [*(detokenizer.feed([token_id]) for token_id in token_ids), detokenizer.finish()]
 
 
@@ -42,12 +43,12 @@ def test_no_character_is_ever_cut(text: str) -> None:
 
 @given(TEXTS)
 def test_characters_come_as_soon_as_they_are_whole(text: str) -> None:
-    detokenizer = Detokenizer(TokenBytes(BYTE_LEVEL))
+    detokenizer = Detokenizer(TABLES[BYTE_LEVEL])
     token_ids = BYTE_LEVEL.encode(text, add_special_tokens=False).ids
     seen = ""
     for count, token_id in enumerate(token_ids, 1):
         seen += detokenizer.feed([token_id])
-        whole = b"".join(map(TokenBytes(BYTE_LEVEL).of, token_ids[:count])).decode("utf-8", "ignore")
+        whole = b"".join(map(TABLES[BYTE_LEVEL].of, token_ids[:count])).decode("utf-8", "ignore")
         assert seen == whole
 
 
@@ -73,15 +74,6 @@ def test_a_decoder_that_is_not_known_is_an_error_by_name() -> None:
             tokenizer.decoder = decoder
         with pytest.raises(ConfigError, match="decoder"):
             TokenBytes(tokenizer)
-
-
-def cut_naively(text: str, stops: list[str]) -> tuple[str, str | None]:
-    """Cut at the first end of a stop string; of those that end there the longest counts."""
-    found = [(text.find(stop) + len(stop), -len(stop), stop) for stop in stops if stop in text]
-    if not found:
-        return text, None
-    end, _, stop = min(found)
-    return text[: end - len(stop)], stop
 
 
 PIECES = st.lists(st.text("abc\n", max_size=4), max_size=20)
@@ -119,58 +111,3 @@ def test_overlapping_stop_strings_end_at_the_first_that_completes() -> None:
     assert matcher.feed("xab").text == "x"
     found = matcher.feed("cd")
     assert (found.text, found.matched) == ("a", "bc")
-
-
-def answer_text(
-    *, stop=(), stop_token_ids=(), output_tokens_min=0, log_tokens=False, tokenizer=BYTE_LEVEL
-) -> AnswerText:
-    return AnswerText(
-        TextRules(
-            TokenBytes(tokenizer),
-            StopStrings(stop),
-            frozenset(stop_token_ids),
-            output_tokens_min,
-            log_tokens,
-        )
-    )
-
-
-def ids(text: str) -> list[int]:
-    return BYTE_LEVEL.encode(text, add_special_tokens=False).ids
-
-
-def test_a_stop_string_ends_an_answer_within_its_token() -> None:
-    text = answer_text(stop=["pital of"])
-    token_ids = ids("The capital of France")
-    emitted = ""
-    fed = 0
-    stopped_after = None
-    while stopped_after is None:
-        delta = text.feed([token_ids[fed]])
-        fed, emitted, stopped_after = fed + 1, emitted + delta.text, delta.stopped_after
-    assert emitted == "The ca"
-    assert stopped_after == fed < len(token_ids)
-
-
-def test_stop_tokens_add_no_text_and_what_was_held_comes_at_the_end() -> None:
-    end = BYTE_LEVEL.token_to_id("<|im_end|>")
-    word = ids("dog")
-    text = answer_text(stop=["Paris!"], stop_token_ids=[end, word[-1]])
-    assert text.feed(ids("in Pari")).text == "in "
-    assert text.feed([end]).text == ""
-    assert text.feed([word[-1]]).text == ""
-    assert text.finish().text == "Pari"
-
-
-def test_stop_strings_count_only_behind_the_least_number_of_tokens() -> None:
-    letter, space = ids("a")[0], ids(" ")[0]
-    text = answer_text(stop=["a"], output_tokens_min=3)
-    delta = text.feed([letter, space, letter, space, letter, space])
-    assert (delta.text, delta.stopped_after) == ("a a ", 5)
-
-
-def test_half_a_character_at_the_end_is_shown_as_missing() -> None:
-    token_ids = [BYTE_LEVEL.token_to_id("ð"), BYTE_LEVEL.token_to_id("Ł")]
-    text = answer_text(stop=["�!"])
-    assert text.feed(token_ids).text == ""
-    assert text.finish().text == BYTE_LEVEL.decode(token_ids) == "�"
