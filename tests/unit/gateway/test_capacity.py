@@ -1,11 +1,14 @@
 """What could never fit is refused at the gateway, by the very rule by which workers refuse it."""
 
+import asyncio
 import json
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.contexts import deregister, register
+from tests.unit.gateway.fake_cluster import running_cluster
+from tests.unit.gateway.model_files import write_model_folder
 
 from cluster.logs import Level, Logger
 from cluster.messages import InstanceRecord, ModelInfo, Work
@@ -58,22 +61,28 @@ def workers_take(blocks: int, prompt_tokens: int, output_tokens_max: int) -> boo
     return True
 
 
+def refused(blocks: int, prompt_tokens: int, asked: Generation) -> ApiError | None:
+    try:
+        sampling(
+            asked, prompt_tokens, limits_within(Capacity(blocks), LIMITS, asked, prompt_tokens), drawn_seed=0
+        )
+    except ApiError as error:
+        return error
+    return None
+
+
 @given(blocks=st.integers(1, 80), prompt_tokens=st.integers(1, 1100), output_tokens_max=st.integers(1, 1100))
 def test_what_passes_workers_take_and_what_does_not_they_refuse(
     blocks: int, prompt_tokens: int, output_tokens_max: int
 ) -> None:
-    asked = generation(max_tokens=output_tokens_max)
-    try:
-        limits = limits_within(Capacity(blocks), LIMITS, asked, prompt_tokens)
-        sampling(asked, prompt_tokens, limits, 0)
-    except ApiError as error:
-        assert (error.kind.status, error.code) == (400, "context_length_exceeded")
-        # Workers cut an answer at the context; the gateway refuses it, as it says in so many words.
-        assert not workers_take(blocks, prompt_tokens, output_tokens_max) or (
-            prompt_tokens + output_tokens_max > LIMITS.context_tokens_max
-        )
-    else:
+    refusal = refused(blocks, prompt_tokens, generation(max_tokens=output_tokens_max))
+    if refusal is None:
         assert workers_take(blocks, prompt_tokens, output_tokens_max)
+        return
+    assert (refusal.kind.status, refusal.code) == (400, "context_length_exceeded")
+    # Workers cut an answer at the context; the gateway refuses it, as it says in so many words.
+    over = prompt_tokens + output_tokens_max > LIMITS.context_tokens_max
+    assert over or not workers_take(blocks, prompt_tokens, output_tokens_max)
 
 
 @given(blocks=st.integers(2, 80), prompt_tokens=st.integers(1, 1100))
@@ -125,6 +134,25 @@ def test_the_largest_of_each_role_counts_and_the_smaller_of_the_two() -> None:
     assert capacity_of([decode], "ours") is None
     assert capacity_of([], "ours") is None
     assert limits_within(None, LIMITS, generation(n=100, max_tokens=5000), 999) is LIMITS
+
+
+async def test_through_the_api_it_is_named_and_nothing_is_placed(tmp_path) -> None:
+    async with running_cluster(write_model_folder(tmp_path), capacity=Capacity(4)) as cluster:
+        for parameters, param in (
+            ({"prompt": [5] * 63}, "prompt"),
+            ({"prompt": [[5] * 8, [5] * 63]}, "prompt"),
+            ({"prompt": [5] * 40, "max_tokens": 24}, "max_tokens"),
+            ({"prompt": [5] * 40, "max_tokens": 8, "n": 2}, "n"),
+        ):
+            reply = await cluster.post("/v1/completions", {"model": "tiny"} | parameters)
+            error = json.loads(reply.text)["error"]
+            assert (reply.status, error["code"], error["param"]) == (400, "context_length_exceeded", param)
+        assert cluster.scheduled == []
+        asking = asyncio.create_task(cluster.post("/v1/completions", {"model": "tiny", "prompt": [5] * 60}))
+        submit = await cluster.prefill.submits.get()
+        assert submit.work.sampling.output_tokens_max == 3
+        await cluster.decode.say(submit, [7])
+        assert (await asking).status == 200
 
 
 async def test_it_follows_the_registry() -> None:
