@@ -112,7 +112,7 @@ async def test_logprobs_of_a_text_completion_have_offsets_into_the_text(cluster)
             assert whole["text"][offset : offset + len(token)] == token
         else:
             assert "🙂" in whole["text"][offset : offset + 2]
-    assert any(token.startswith("bytes:\\xf0") for token in told["tokens"])
+    assert any(token.startswith("bytes:") for token in told["tokens"])
 
     joined = {name: [] for name in told}
     for chunk in chunks_of(
