@@ -63,6 +63,11 @@ class _Compiler(Generic[KeptT]):
         """Begin to read the tokenizer; what is wrong with it is told to whoever brings a spec."""
         self._queue.prepare(self._ready)
 
+    @property
+    def prepared(self) -> bool:
+        """The tokenizer is read: what takes long from now on does so for its own sake."""
+        return self._vocabulary is not None
+
     def close(self) -> None:
         """What waits is not compiled any more; does not wait for what is being compiled."""
         self._queue.close()

@@ -33,7 +33,7 @@ async def compiled(compiler: StructureCompiler, spec: StructureSpec | None) -> C
     except StructureBusyError as error:
         raise WorkError(RefusalReason.QUEUE_FULL, f"{what}: {error}", RETRY_AFTER_S) from error
     except TimeoutError as error:
-        if future.running():
+        if future.running() and compiler.prepared:
             detail = f"{what}: takes more than {COMPILE_WAIT_S_MAX:.0f} s to compile"
             raise WorkError(RefusalReason.BAD_REQUEST, detail) from error
         detail = f"{what}: was not compiled within {COMPILE_WAIT_S_MAX:.0f} s"

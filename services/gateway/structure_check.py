@@ -49,7 +49,7 @@ class StructureCheck:
         except StructureBusyError as error:
             raise _busy(named, str(error)) from error
         except TimeoutError as error:
-            if future.running():
+            if future.running() and self._checker.prepared:
                 message = f"{named.param}: takes more than {CHECK_WAIT_S_MAX:g} s to compile"
                 raise invalid(named.param, message) from error
             raise _busy(named, f"was not compiled within {CHECK_WAIT_S_MAX:g} s") from error

@@ -21,6 +21,7 @@ from policy.core import StructureKind, StructureSpec
 from structures import compile_queue, compiler
 from structures.compiler import StructureCompiler
 from structures.grammar import grammar_of
+from structures.vocabulary import Vocabulary, read_vocabulary
 from worker import structures
 from worker.intake import WorkError
 
@@ -42,11 +43,11 @@ def check() -> Iterator[StructureCheck]:
 
 @pytest.fixture
 def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
-    """Nothing is compiled until it is set."""
+    """No regular expression is compiled until it is set."""
     go_on = threading.Event()
 
     def slow(spec: StructureSpec) -> str:
-        assert go_on.wait(20)
+        assert spec.kind is not StructureKind.REGEX or go_on.wait(20)
         return grammar_of(spec)
 
     monkeypatch.setattr(compiler, "grammar_of", slow)
@@ -56,8 +57,10 @@ def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
 
 @pytest.mark.parametrize("model", MODELS)
 async def test_what_passes_instances_take_and_what_does_not_they_refuse_for_the_same_reason(
-    model: str,
+    model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(structure_check, "CHECK_WAIT_S_MAX", 30.0)
+    monkeypatch.setattr(structures, "COMPILE_WAIT_S_MAX", 30.0)
     folder, tokens, end_token_ids = MODELS[model]
     gateway = StructureCheck(folder(), tokens, end_token_ids)
     instance = StructureCompiler(folder(), tokens, end_token_ids)
@@ -92,6 +95,7 @@ async def test_what_is_known_costs_next_to_nothing(check: StructureCheck) -> Non
 async def test_who_takes_too_long_is_refused_and_who_waits_behind_may_come_again(
     check: StructureCheck, held: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    await check.check(named(StructureKind.JSON_OBJECT))
     monkeypatch.setattr(structure_check, "CHECK_WAIT_S_MAX", 0.1)
     slow = asyncio.create_task(check.check(named(StructureKind.REGEX, "slow")))
     behind = asyncio.create_task(check.check(named(StructureKind.REGEX, "behind")))
@@ -105,6 +109,27 @@ async def test_who_takes_too_long_is_refused_and_who_waits_behind_may_come_again
     monkeypatch.setattr(structure_check, "CHECK_WAIT_S_MAX", 10.0)
     held.set()
     await check.check(named(StructureKind.REGEX, "slow"))
+
+
+async def test_a_tokenizer_that_is_still_being_read_is_not_the_clients_fault(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    go_on = threading.Event()
+
+    def slow(*model: object) -> Vocabulary:
+        assert go_on.wait(20)
+        return read_vocabulary(*model)
+
+    monkeypatch.setattr(compiler, "read_vocabulary", slow)
+    monkeypatch.setattr(structure_check, "CHECK_WAIT_S_MAX", 0.05)
+    check = StructureCheck(tiny_folder(), 512, (2,))
+    with pytest.raises(ApiError, match="was not compiled within") as busy:
+        await check.check(named(StructureKind.JSON_OBJECT))
+    assert busy.value.kind.status == 429
+    go_on.set()
+    monkeypatch.setattr(structure_check, "CHECK_WAIT_S_MAX", 10.0)
+    await check.check(named(StructureKind.JSON_OBJECT))
+    check.close()
 
 
 async def test_what_waits_is_bounded(
@@ -136,6 +161,7 @@ async def test_who_leaves_takes_nothing_from_others_who_wait_for_the_same(
 async def test_an_error_that_comes_when_nobody_waits_is_not_the_loops(
     check: StructureCheck, held: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    await check.check(named(StructureKind.JSON_OBJECT))
     monkeypatch.setattr(structure_check, "CHECK_WAIT_S_MAX", 0.05)
     told: list[object] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
@@ -163,7 +189,8 @@ async def test_a_client_is_told_by_its_own_name_and_nothing_is_placed(tmp_path) 
                 {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}},
                 "response_format.json_schema.schema",
             ),
-            (forced, "tools[0].function.parameters"),
+            ({"tools": [tool], "tool_choice": "required"}, "tools"),
+            ({"tools": [tool], "tool_choice": named_tool}, "tools[0].function.parameters"),
         ):
             for stream in (False, True):
                 reply = await cluster.post("/v1/chat/completions", chat_body(stream=stream, **parameters))
