@@ -10,8 +10,8 @@ from collections.abc import Sequence
 import msgspec
 
 from gateway.api_errors import invalid
+from gateway.call_layouts import MISTRAL_ID_CHARS, ToolFormat
 from gateway.request_types import AssistantMessage, ChatMessage, Content, ToolMessage
-from gateway.tool_formats import MISTRAL_ID_CHARS, ToolFormat
 from gateway.tool_types import ToolCall
 
 TemplateMessage = dict[str, object]

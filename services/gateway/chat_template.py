@@ -14,8 +14,8 @@ from jinja2.nodes import Name, Node
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from gateway import tool_formats
-from gateway.tool_formats import ToolFormat
+from gateway import call_layouts
+from gateway.call_layouts import ToolFormat
 
 SPECIAL_TOKEN_VARIABLES = ("bos_token", "eos_token", "unk_token", "pad_token")
 RESERVED_VARIABLES = frozenset(
@@ -56,7 +56,7 @@ class ChatTemplate:
         except jinja2.TemplateError as error:
             raise TemplateError(str(error)) from error
         self.knows_tools = any(name.name == "tools" and name.ctx == "load" for name in tree.find_all(Name))
-        self.tool_format = tool_formats.detect(source) if self.knows_tools else ToolFormat.HERMES
+        self.tool_format = call_layouts.detect(source) if self.knows_tools else ToolFormat.HERMES
         self._special_tokens = dict(special_tokens)
 
     def render(

@@ -35,7 +35,7 @@ from gateway.requests import Requests
 from gateway.stop_matcher import StopStrings
 from gateway.tenant_use import TenantUse
 from gateway.text import Prompt, TextModel
-from gateway.tool_formats import tool_parser
+from gateway.tool_parsers import tool_parser
 from gateway.validate import Generation
 from policy.core import RequestId
 

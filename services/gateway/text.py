@@ -18,8 +18,9 @@ from tokenizers import Tokenizer
 
 from cluster.errors import ConfigError
 from cluster.messages import TOKEN_ID_BYTES
-from gateway import tool_formats
+from gateway import call_layouts
 from gateway.api_errors import invalid
+from gateway.call_layouts import ToolFormat
 from gateway.chat_messages import content_chars
 from gateway.chat_rendering import AS_USUAL, TemplateOptions, render_chat
 from gateway.chat_template import SPECIAL_TOKEN_VARIABLES, ChatTemplate, TemplateError
@@ -27,7 +28,6 @@ from gateway.detokenizer import TokenBytes, whole_text
 from gateway.model_limits import ModelLimits, text_too_long
 from gateway.request_types import ChatMessage
 from gateway.structure_check import StructureCheck
-from gateway.tool_formats import ToolFormat
 from gateway.tools import ToolUse
 from kvhash import BLOCK_TOKENS, FingerprintError, Namespace, block_hashes, model_fingerprint, namespace
 
@@ -108,7 +108,7 @@ class TextModel:
         self._tokenizer = folder.tokenizer
         self._template = folder.template
         self.tool_format = ToolFormat.HERMES if folder.template is None else folder.template.tool_format
-        self.call_token_bytes = self.token_bytes.keeping(tool_formats.markers(self.tool_format))
+        self.call_token_bytes = self.token_bytes.keeping(call_layouts.markers(self.tool_format))
         """`token_bytes` for answers that may call tools: what is written around calls is text there."""
         # No token spells more than the longest vocabulary entry: a longer text cannot fit.
         token_chars_max = max(map(len, folder.tokenizer.get_vocab(with_added_tokens=True)), default=1)

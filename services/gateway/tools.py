@@ -1,7 +1,7 @@
 """Tools that a request offers, and what it asks of them: checked, as frozen data. Pure.
 
 Knows neither how a model is told of them (`gateway.chat_messages`) nor how it writes a call
-(`gateway.tool_formats`).
+(`gateway.call_layouts`).
 """
 
 import re

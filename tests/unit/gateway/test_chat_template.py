@@ -8,11 +8,11 @@ from tests.unit.gateway import chat_templates
 from tests.unit.gateway.model_files import byte_level_tokenizer, write_model_folder
 
 from gateway.api_errors import ApiError
+from gateway.call_layouts import ToolFormat
 from gateway.chat_messages import content_chars, plain_messages, told_in_words
 from gateway.chat_template import ChatTemplate
 from gateway.request_types import ChatMessage
 from gateway.text import TextModel, load_model_folder, unpack_token_ids
-from gateway.tool_formats import ToolFormat
 from gateway.tools import Tool, ToolChoice, ToolUse
 
 pytestmark = pytest.mark.unit

@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.call_layouts import ToolFormat
+from gateway.call_parser import HELD_BLANKS_MAX
 from gateway.tool_calls import CallArguments, CallBegun, Said, Spoken, joined
-from gateway.tool_formats import ToolFormat, tool_parser
-from gateway.tool_parser import HELD_BLANKS_MAX, CallParser
+from gateway.tool_parsers import tool_parser
 from gateway.tools import NO_PARAMETERS, Tool, ToolChoice, ToolUse
 from policy.core import FinishReason
 
@@ -244,6 +245,6 @@ def test_hostile_text_takes_linear_time() -> None:
         "<" * 50_000,
         " " * 50_000,
     ):
-        parser = CallParser(layout=tool_parser(AUTO, HERMES)._layout, names=AUTO.names)
+        parser = tool_parser(AUTO, HERMES)
         content = joined([*itertools.chain.from_iterable(map(parser.feed, text)), *parser.finish()]).content
         assert content == text

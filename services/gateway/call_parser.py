@@ -1,42 +1,22 @@
 """Calls in an answer's text as it comes: what is said, what is called, with which arguments.
 
-Formats differ in what stands around the calls, which `CallLayout` says; the calls themselves are JSON
+Formats differ in what stands around the calls, which a `CallLayout` says; the calls themselves are JSON
 objects (`gateway.call_scanner`). Rules that hold for all:
 - What may be the beginning of a call is held back, and comes out whole as words where it is none.
 - A call that has begun stays one, also where the answer ends within it.
 - White space next to a call belongs to its form.
 """
 
-import secrets
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
 from enum import Enum, auto
 
+from gateway.call_layouts import CallLayout
 from gateway.call_scanner import BLANK, CallScanner, Outcome
 from gateway.tool_calls import TOOL_CALLS_REASON, CallArguments, CallBegun, Spoken, ToolPiece
 from policy.core import FinishReason
 
 HELD_BLANKS_MAX = 64
 """White space that is held back because a call may follow."""
-
-
-def new_call_id() -> str:
-    return f"call_{secrets.token_hex(12)}"
-
-
-@dataclass(frozen=True, slots=True)
-class CallLayout:
-    """Calls stand as `marker opening object separator object … closing`, with white space in between.
-
-    `opening` and `separator` are one character or nothing. Without a separator a group has one call; with
-    one, it may be missing. `bare`: the first group may stand at the answer's beginning without a marker.
-    `marker` empty: nowhere else can one stand."""
-
-    marker: str
-    opening: str = ""
-    separator: str = ""
-    closing: str = ""
-    bare: bool = False
 
 
 class _State(Enum):
@@ -60,7 +40,7 @@ class CallParser:
         names: Collection[str],
         *,
         parallel: bool = True,
-        new_id: Callable[[], str] = new_call_id,
+        new_id: Callable[[], str],
     ) -> None:
         """`names`: of the tools; what calls another is no call. Not `parallel`: what follows the first
         call is dropped."""
@@ -233,37 +213,6 @@ class CallParser:
     def _taken(self) -> tuple[ToolPiece, ...]:
         taken, self._pieces = tuple(self._pieces), []
         return taken
-
-
-class NamedCallParser:
-    """A `ToolParser` of an answer that is held to the parameters of one function: all of it is arguments.
-
-    OpenAI's API ends such an answer with `stop`, not with `tool_calls`, and so do vLLM's and this one.
-    """
-
-    complete = False
-
-    def __init__(self, name: str, *, new_id: Callable[[], str] = new_call_id) -> None:
-        self._name = name
-        self._new_id = new_id
-        self.called = False
-
-    def finish_reason(self, reason: FinishReason) -> str:
-        return reason
-
-    def feed(self, text: str) -> tuple[ToolPiece, ...]:
-        if not text:
-            return ()
-        return (*self._begun(), CallArguments(0, text))
-
-    def finish(self) -> tuple[ToolPiece, ...]:
-        return self._begun()
-
-    def _begun(self) -> tuple[ToolPiece, ...]:
-        if self.called:
-            return ()
-        self.called = True
-        return (CallBegun(0, self._new_id(), self._name),)
 
 
 def _before_blanks(text: str, end: int) -> int:
