@@ -13,10 +13,11 @@ from pathlib import Path
 
 import orjson
 
-from cluster.delivery import TRACE_HEADER
+from cluster.delivery import CLIENT_ID_HEADER, TRACE_HEADER
 from cluster.exchanges import ANY_INSTANCE, CHANNELS, INSTANCE_PARAMETER, Channel, Exchange
 from cluster.message_schemas import SCHEMAS, UNIT, Schema, schemas_of
 from cluster.messages import MESSAGE_KINDS, InstanceRecord
+from cluster.tracing import CLIENT_REQUEST_ID_CHARS_MAX
 from cluster.wire import SENDER_CHARS_MAX, VERSION, kind_of
 
 REPLY_CHANNEL = "reply"
@@ -148,7 +149,12 @@ def _headers() -> Schema:
                 "type": "string",
                 "pattern": "^00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}$",
                 "description": "W3C trace context, where the message belongs to a client's request.",
-            }
+            },
+            CLIENT_ID_HEADER: {
+                "type": "string",
+                "maxLength": CLIENT_REQUEST_ID_CHARS_MAX,
+                "description": "The client's own id of that request, for logs, where it gave one.",
+            },
         },
     }
 

@@ -19,7 +19,7 @@ from cluster.errors import MoonpoolError, ProtocolError, RetryableError
 from cluster.logs import Logger
 from cluster.messages import HandlerFailed
 from cluster.metrics import ServiceMetrics
-from cluster.tracing import TraceContext
+from cluster.tracing import TraceContext, log_fields
 from kvindex.core import InstanceId
 
 SEQUENCES_MAX = 65_536
@@ -29,6 +29,7 @@ TAKEN_AT_ONCE_MAX = 64
 """Messages of one subscription that are taken in before others have their turn."""
 
 TRACE_HEADER = "traceparent"
+CLIENT_ID_HEADER = "x-request-id"
 
 Respond = Callable[[bytes], Awaitable[None]]
 
@@ -60,6 +61,7 @@ class RawMessage:
     traceparent: str | None
     respond: Respond | None
     """None where nobody waits for an answer."""
+    client_request_id: str | None = None
 
 
 class Runner(Protocol):
@@ -212,7 +214,9 @@ def _received(raw: RawMessage, metrics: ServiceMetrics, log: Logger) -> Received
         log.warning("message dropped", subject=raw.subject, reason="malformed", error=error)
         return HandlerFailed(str(error))
     metrics.bus_received.labels(family).inc()
-    trace = TraceContext.parse(raw.traceparent) if raw.traceparent else None
+    trace = None
+    if raw.traceparent:
+        trace = TraceContext.parse(raw.traceparent, raw.client_request_id or "")
     return Received(raw.subject, envelope, body, trace)
 
 
@@ -220,17 +224,17 @@ def _count_failure(
     received: Received, error: Exception, metrics: ServiceMetrics, log: Logger
 ) -> HandlerFailed:
     """What its sender is told of a message that could not be handled."""
-    subject, kind = received.subject, received.envelope.kind
-    family = subjects.family(subject)
+    fields = {"subject": received.subject, "kind": received.envelope.kind, **log_fields(received.trace)}
+    family = subjects.family(received.subject)
     if isinstance(error, ProtocolError):
         metrics.bus_dropped.labels(family, "refused").inc()
-        log.warning("message dropped", subject=subject, kind=kind, reason="refused", error=error)
+        log.warning("message dropped", reason="refused", error=error, **fields)
     else:
         metrics.bus_handler_failures.labels(family).inc()
         if isinstance(error, MoonpoolError):
-            log.warning("handler failed", subject=subject, kind=kind, error=error)
+            log.warning("handler failed", error=error, **fields)
         else:
-            log.exception("handler failed", error, subject=subject, kind=kind)
+            log.exception("handler failed", error, **fields)
     return HandlerFailed(f"{type(error).__name__}: {error}")
 
 

@@ -15,6 +15,7 @@ from nats.aio.subscription import Subscription as ClientSubscription
 from cluster import subjects
 from cluster.bus import Handler, Take
 from cluster.delivery import (
+    CLIENT_ID_HEADER,
     TRACE_HEADER,
     HandlerRunner,
     InOrderRunner,
@@ -267,9 +268,20 @@ class _NatsSubscription:
 
         headers = message.headers or {}
         await self._runner.deliver(
-            RawMessage(message.subject, message.data, headers.get(TRACE_HEADER), respond)
+            RawMessage(
+                message.subject,
+                message.data,
+                headers.get(TRACE_HEADER),
+                respond,
+                headers.get(CLIENT_ID_HEADER),
+            )
         )
 
 
 def _headers(trace: TraceContext | None) -> dict[str, str]:
-    return {TRACE_HEADER: trace.traceparent()} if trace else {}
+    if trace is None:
+        return {}
+    headers = {TRACE_HEADER: trace.traceparent()}
+    if trace.client_request_id:
+        headers[CLIENT_ID_HEADER] = trace.client_request_id
+    return headers

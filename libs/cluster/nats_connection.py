@@ -40,7 +40,7 @@ FLUSH_S_MAX = 5.0
 OVERFLOW_TOLD_S = 1.0
 """Between two log lines of dropped messages of one family."""
 HEADER_BYTES_MAX = 256
-"""Room for our one header: the server's max_payload counts it, and ends the connection of who exceeds it."""
+"""Room for our two headers: the server's max_payload counts it, and ends the connection of who exceeds it."""
 
 CLIENT_ERRORS = (nats.errors.Error, OSError, TimeoutError)
 

@@ -1,34 +1,55 @@
-"""W3C trace context: the `traceparent` header that goes with a request through every process."""
+"""What goes with a client's request through every process: W3C's `traceparent`, and the client's own id of
+it, where it gave one, for logs alone.
+"""
 
 import re
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 _TRACEPARENT = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
+CLIENT_REQUEST_ID_CHARS_MAX = 128
+
+
+def is_client_request_id(text: str) -> bool:
+    """What is safe to log and to put into a header: printable ASCII of a bounded length."""
+    return 0 < len(text) <= CLIENT_REQUEST_ID_CHARS_MAX and text.isascii() and text.isprintable()
 
 
 @dataclass(frozen=True, slots=True)
 class TraceContext:
-    """One span's place in a trace. `trace_id` 32 and `span_id` 16 lower-case hex digits."""
+    """One span's place in a trace. `trace_id` 32 and `span_id` 16 lower-case hex digits. `client_request_id`
+    is empty where the client gave none; it never enters a subject."""
 
     trace_id: str
     span_id: str
     sampled: bool
+    client_request_id: str = ""
 
     @classmethod
     def new(cls) -> "TraceContext":
         return cls(secrets.token_hex(16), secrets.token_hex(8), True)
 
     @classmethod
-    def parse(cls, traceparent: str) -> "TraceContext | None":
+    def parse(cls, traceparent: str, client_request_id: str = "") -> "TraceContext | None":
         """None where the header is malformed: a client's bad header never fails its request."""
         match = _TRACEPARENT.fullmatch(traceparent)
         if match is None or match[1] == "0" * 32 or match[2] == "0" * 16:
             return None
-        return cls(match[1], match[2], bool(int(match[3], 16) & 1))
+        known = client_request_id if is_client_request_id(client_request_id) else ""
+        return cls(match[1], match[2], bool(int(match[3], 16) & 1), known)
 
     def child(self) -> "TraceContext":
-        return TraceContext(self.trace_id, secrets.token_hex(8), self.sampled)
+        return replace(self, span_id=secrets.token_hex(8))
 
     def traceparent(self) -> str:
         return f"00-{self.trace_id}-{self.span_id}-{'01' if self.sampled else '00'}"
+
+    def log_fields(self) -> dict[str, str]:
+        """What a log line about the request is found by."""
+        fields = {"trace_id": self.trace_id}
+        return fields | {"client_request_id": self.client_request_id} if self.client_request_id else fields
+
+
+def log_fields(trace: TraceContext | None) -> dict[str, str]:
+    """The same of a message that may belong to no request."""
+    return {} if trace is None else trace.log_fields()

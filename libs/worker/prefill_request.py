@@ -18,7 +18,7 @@ from cluster.messages import (
     Submit,
     TokensEntry,
 )
-from cluster.tracing import TraceContext
+from cluster.tracing import TraceContext, log_fields
 from kvhash import BLOCK_TOKENS
 from kvpool import NoBlocksError
 from kvtransfer import Peer, TransferError
@@ -51,6 +51,7 @@ class PrefillRequest:
         self.sequence = sequence
         self._node = node
         self._work = submit.work
+        self._trace = trace
         self._prefix = PlacedPrefix(node, sequence, submit)
         self._decode = PlacedDecode(node, submit, trace)
         self._prompt = prompt
@@ -322,4 +323,10 @@ class PrefillRequest:
         self._node.outbox.put(self._work.gateway, entry)
 
     def _log_fields(self, detail: str) -> dict[str, object]:
-        return {"request_id": self._work.request_id, "attempt": self._work.attempt, "detail": detail}
+        work = self._work
+        return {
+            "request_id": work.request_id,
+            "attempt": work.attempt,
+            "detail": detail,
+            **log_fields(self._trace),
+        }

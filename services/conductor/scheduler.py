@@ -13,7 +13,7 @@ from cluster.errors import DeadlineError, NoResponderError, ProtocolError, Retry
 from cluster.folds import Decided
 from cluster.logs import Logger
 from cluster.messages import Decision, MatchRequest
-from cluster.tracing import TraceContext
+from cluster.tracing import TraceContext, log_fields
 from conductor.checks import checked_matches, checked_request
 from conductor.cluster_state import ClusterState, lag_s
 from conductor.metrics import ConductorMetrics, PrefixSource
@@ -163,7 +163,7 @@ class Scheduler:
         trace: TraceContext | None,
     ) -> None:
         """Log it and tell the other conductors. They miss a booking where the bus is down, no more."""
-        fields = {"request_id": request.request_id, "attempt": request.attempt}
+        fields = {"request_id": request.request_id, "attempt": request.attempt, **log_fields(trace)}
         if isinstance(decision, Placement):
             placement, rejection = decision, None
             self._log.info(

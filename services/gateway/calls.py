@@ -6,7 +6,7 @@ Knows no operation: what a call asks for and what it is answered is its handler'
 import asyncio
 import secrets
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import msgspec
 from aiohttp import web
@@ -131,7 +131,7 @@ class Calls:
         """What the client is told of it; what nobody expected is logged."""
         if isinstance(error, ApiError):
             return error
-        self._log.exception("request failed", error, request_id=call.request_id)
+        self._log.exception("request failed", error, request_id=call.request_id, **call.trace.log_fields())
         return ApiError(INTERNAL, "the gateway failed; see its log by the request id")
 
     def _record(self, call: Call, status: int) -> None:
@@ -167,12 +167,13 @@ class Calls:
 
 def _call(route: str, http: web.Request) -> Call:
     request_id = RequestId(secrets.token_hex(16))
-    parent = TraceContext.parse(http.headers.get("traceparent", ""))
+    client_id = client_request_id(http.headers)
+    trace = TraceContext.parse(http.headers.get("traceparent", "")) or TraceContext.new()
     return Call(
         route=route,
         request_id=request_id,
-        client_id=client_request_id(http.headers) or request_id,
-        trace=TraceContext.new() if parent is None else parent.child(),
+        client_id=client_id or request_id,
+        trace=replace(trace.child(), client_request_id=client_id or ""),
         arrived_at_s=asyncio.get_running_loop().time(),
     )
 

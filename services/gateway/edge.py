@@ -11,11 +11,11 @@ from http import HTTPStatus
 import msgspec
 from aiohttp import web
 
+from cluster.tracing import is_client_request_id
 from gateway import cors
 from gateway.answer_types import ErrorBody, ErrorObject
 
 REQUEST_ID_HEADER = "x-request-id"
-REQUEST_ID_CHARS_MAX = 128
 JSON_TYPE = "application/json"
 _TYPES = {
     HTTPStatus.TOO_MANY_REQUESTS: "rate_limit_error",
@@ -38,8 +38,7 @@ _CODES = {
 def client_request_id(headers: Mapping[str, str]) -> str | None:
     """The client's own id, where it is one that is safe to log and to send back in a header."""
     text = headers.get(REQUEST_ID_HEADER, "")
-    fits = 0 < len(text) <= REQUEST_ID_CHARS_MAX and text.isascii() and text.isprintable()
-    return text if fits else None
+    return text if is_client_request_id(text) else None
 
 
 def error_form(status: int, message: str) -> tuple[bytes, str]:

@@ -2,15 +2,16 @@
 
 from http import HTTPStatus
 
+from cluster.tracing import CLIENT_REQUEST_ID_CHARS_MAX
 from gateway.api_errors import REJECTED_REASON_HEADER
-from gateway.edge import REQUEST_ID_CHARS_MAX, REQUEST_ID_HEADER
+from gateway.edge import REQUEST_ID_HEADER
 from gateway.parameter_limits import TBT_MS_MAX, TBT_MS_MIN, TTFT_MS_MAX, TTFT_MS_MIN
 from policy.core import PRIORITY_MAX, PRIORITY_MIN
 
 _REQUEST_HEADERS: tuple[tuple[str, str, dict[str, object]], ...] = (
     (
         REQUEST_ID_HEADER,
-        f"Comes back with the answer, where it is printable ASCII of at most {REQUEST_ID_CHARS_MAX} "
+        f"Comes back with the answer, where it is printable ASCII of at most {CLIENT_REQUEST_ID_CHARS_MAX} "
         "characters; else the gateway makes one.",
         {"type": "string"},
     ),

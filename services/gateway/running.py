@@ -263,7 +263,8 @@ class RunningRequest:
             self.take(outcome)
 
     def _break(self, error: Exception) -> None:
-        self._log.exception("request failed", error, request_id=self.order.request_id)
+        order = self.order
+        self._log.exception("request failed", error, request_id=order.request_id, **order.trace.log_fields())
         self.outbox.end(ApiError(INTERNAL, "the gateway failed; see its log by the request id"))
         if self.state.phase is not answer.Phase.ENDED:
             self.take(answer.ClientGone())

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from urllib.parse import urlsplit
 
 import nats as nats_client
@@ -37,7 +37,7 @@ from cluster.metrics import ServiceMetrics
 from cluster.nats_bus import NatsBus
 from cluster.nats_connection import NatsConnection, server_urls
 from cluster.testing import FakeBroker, FakeBus
-from cluster.tracing import TraceContext
+from cluster.tracing import CLIENT_REQUEST_ID_CHARS_MAX, TraceContext
 from kvindex.core import InstanceId, Tier
 from moonpool.servers import ServerProcess, nats_server
 from policy.core import RequestId
@@ -155,7 +155,7 @@ async def test_published_messages_arrive_with_their_envelope(world: World) -> No
     sender, receiver = await world.connect("a"), await world.connect("b")
     collector = Collector()
     await subscribed(receiver, subjects.LOAD_ALL, collector, concurrency_max=1)
-    trace = TraceContext.new()
+    trace = replace(TraceContext.new(), client_request_id="of a client: 7")
     await sender.publish(subjects.load(InstanceId("a")), cancel(1), trace=trace)
     await sender.publish(subjects.load(InstanceId("a")), cancel(2))
     await sender.publish(subjects.load(InstanceId("z")), cancel(3))
@@ -516,7 +516,8 @@ async def test_the_largest_message_fits_with_its_trace(world: World) -> None:
     await subscribed(receiver, SUBJECT, collector)
     big = InventoryChunk(1, 0, 1, Tier.DRAM, bytes(785_900), b"")
     assert 1024 * 1024 - 1000 < len(wire.encode(big, InstanceId("a"), 1, 1, 1.0)) < 1024 * 1024 - 256
-    await sender.publish(SUBJECT, big, trace=TraceContext.new())
+    trace = replace(TraceContext.new(), client_request_id="x" * CLIENT_REQUEST_ID_CHARS_MAX)
+    await sender.publish(SUBJECT, big, trace=trace)
     (message,) = await collector.take(1)
     assert message.body == big
 

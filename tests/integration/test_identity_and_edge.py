@@ -211,7 +211,7 @@ def test_the_log_of_a_request_says_whose_it_was_by_both_ids(edge: Edge) -> None:
     decided = [
         one for one in edge.stack.log_lines("conductor-0") if one.get("request_id") == line["request_id"]
     ]
-    assert decided
+    assert {one["client_request_id"] for one in decided} == {"theirs-1"}
 
 
 def test_where_one_gateway_is_killed_the_other_serves_on(edge: Edge) -> None:

@@ -115,7 +115,7 @@ class FakeBus:
         if self._closed:
             raise DisconnectedError("the bus is closed")
         data = self._encode(subject, body)
-        raw = RawMessage(subject, data, trace.traceparent() if trace else None, None)
+        raw = _raw(subject, data, trace, None)
         if self._connected:
             self.broker.send(raw)
         else:
@@ -188,7 +188,7 @@ class FakeBus:
             raise DisconnectedError("the bus is disconnected")
         data = self._encode(subject, body)
         replies: asyncio.Queue[bytes] = asyncio.Queue()
-        raw = RawMessage(subject, data, trace.traceparent() if trace else None, self._reply_to(replies))
+        raw = _raw(subject, data, trace, self._reply_to(replies))
         if self.broker.send(raw) == 0:
             raise NoResponderError(f"nobody listens on {subject}")
         self.metrics.bus_sent.labels(subjects.family(subject)).inc()
@@ -252,3 +252,9 @@ def _matches(pattern: str, subject: str) -> bool:
 
 def _word_matches(wanted: str, word: str) -> bool:
     return wanted in ("*", word)
+
+
+def _raw(subject: str, data: bytes, trace: TraceContext | None, respond: Respond | None) -> RawMessage:
+    if trace is None:
+        return RawMessage(subject, data, None, respond)
+    return RawMessage(subject, data, trace.traceparent(), respond, trace.client_request_id or None)

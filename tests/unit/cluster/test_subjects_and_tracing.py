@@ -35,6 +35,20 @@ def test_each_subject_has_its_family(subject: str, family: str) -> None:
     assert subjects.family(subject) == family
 
 
+@pytest.mark.parametrize("text", ["", "x" * 129, "a\r\nb: c", "mü", "\x7f"])
+def test_a_clients_id_that_is_no_word_for_a_log_is_none(text: str) -> None:
+    trace = TraceContext.new()
+    parsed = TraceContext.parse(trace.traceparent(), text)
+    assert parsed == trace
+    assert parsed.log_fields() == {"trace_id": trace.trace_id}
+
+
+def test_a_clients_id_goes_with_the_trace() -> None:
+    trace = TraceContext.parse(TraceContext.new().traceparent(), "theirs")
+    assert trace is not None
+    assert trace.child().log_fields() == {"trace_id": trace.trace_id, "client_request_id": "theirs"}
+
+
 def test_a_trace_survives_its_header() -> None:
     trace = TraceContext.new()
     assert TraceContext.parse(trace.traceparent()) == trace
