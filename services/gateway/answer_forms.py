@@ -71,6 +71,24 @@ class AnswerForm(Protocol):
     def usage(self, usage: TokenUsage) -> bytes: ...
 
 
+class RunningUsage:
+    """What each answer has taken so far, for clients that want it with every chunk."""
+
+    def __init__(self, prompts_tokens: Sequence[int], answers: int) -> None:
+        """The tokens of each prompt, to each of which there are `answers`."""
+        self._prompts_tokens = prompts_tokens
+        self._answers = answers
+        self._completion_tokens = [0] * (len(prompts_tokens) * answers)
+
+    def add(self, index: int, tokens: int) -> None:
+        self._completion_tokens[index] += tokens
+
+    def of(self, index: int) -> Usage:
+        prompt_tokens = self._prompts_tokens[index // self._answers]
+        completion_tokens = self._completion_tokens[index]
+        return Usage(prompt_tokens, completion_tokens, prompt_tokens + completion_tokens)
+
+
 @dataclass(frozen=True, slots=True)
 class Header:
     """What every object of one response begins with, and what its client asked to see. `created` in seconds
@@ -82,13 +100,20 @@ class Header:
     include_usage: bool
     return_token_ids: bool
     names: TokenNames | None = None
+    running_usage: RunningUsage | None = None
 
     def token_ids(self, token_ids: list[int]) -> TokenIds:
         return token_ids if self.return_token_ids else UNSET
 
-    @property
-    def no_usage(self) -> UnsetType | None:
-        """Clients that asked for usage find it null in all chunks but the last."""
+    def took(self, index: int, tokens: int) -> None:
+        """The answer number `index` has so many tokens more."""
+        if self.running_usage is not None:
+            self.running_usage.add(index, tokens)
+
+    def chunk_usage(self, index: int) -> Usage | UnsetType | None:
+        """Clients that asked for usage find it null in all chunks but the last, or what it is so far."""
+        if self.running_usage is not None:
+            return self.running_usage.of(index)
         return None if self.include_usage else UNSET
 
 
@@ -116,6 +141,7 @@ class ChatForm:
         return self._chunk(ChatChunkChoice(index, ChatDelta(role="assistant", content="")))
 
     def delta(self, index: int, delta: Delta) -> bytes:
+        self._header.took(index, len(delta.token_ids))
         choices = [ChatChunkChoice(index, _chat_delta(piece)) for piece in delta.said]
         shown = self._header.token_ids(delta.token_ids)
         if shown or delta.logged:
@@ -137,7 +163,8 @@ class ChatForm:
 
     def _chunk(self, choice: ChatChunkChoice) -> bytes:
         header = self._header
-        return _event(ChatChunk(header.id, header.created, header.model, [choice], usage=header.no_usage))
+        usage = header.chunk_usage(choice.index)
+        return _event(ChatChunk(header.id, header.created, header.model, [choice], usage=usage))
 
     def _logprobs(self, logged: Sequence[LoggedToken]) -> ChatLogprobs | None:
         names = self._header.names
@@ -175,6 +202,7 @@ class CompletionForm:
         return self._chunk(TextChoice(index, echo)) if echo else b""
 
     def delta(self, index: int, delta: Delta) -> bytes:
+        self._header.took(index, len(delta.token_ids))
         text = "".join(piece.text for piece in delta.said if isinstance(piece, Spoken))
         shown = self._header.token_ids(delta.token_ids)
         if not (text or shown or delta.logged):
@@ -196,9 +224,8 @@ class CompletionForm:
 
     def _chunk(self, choice: TextChoice) -> bytes:
         header = self._header
-        return _event(
-            TextCompletion(header.id, header.created, header.model, [choice], usage=header.no_usage)
-        )
+        usage = header.chunk_usage(choice.index)
+        return _event(TextCompletion(header.id, header.created, header.model, [choice], usage=usage))
 
     def _logprobs(self, logged: Sequence[LoggedToken]) -> CompletionLogprobs | None:
         names = self._header.names

@@ -18,10 +18,12 @@ class PromptTokensDetails(Struct):
 
 
 class Usage(Struct):
+    """What was cached is known at the end: while an answer goes on there are no details."""
+
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
-    prompt_tokens_details: PromptTokensDetails
+    prompt_tokens_details: PromptTokensDetails | UnsetType = UNSET
 
 
 class TopLogprob(Struct):

@@ -73,7 +73,10 @@ Nothing = Annotated[list[None], Meta(max_length=0)] | None
 
 
 class StreamOptions(Struct, forbid_unknown_fields=True):
+    """`continuous_usage_stats` is vLLM's: usage so far in every chunk, with `include_usage`."""
+
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
     include_obfuscation: Literal[False] | None = None
 
 

@@ -13,7 +13,7 @@ from aiohttp import web
 
 from cluster.logs import Logger
 from gateway import request_body, validate
-from gateway.answer_forms import AnswerForm, ChatForm, CompletionForm, Header
+from gateway.answer_forms import AnswerForm, ChatForm, CompletionForm, Header, RunningUsage
 from gateway.answer_text import TextRules
 from gateway.answer_types import ModelList, ModelObject
 from gateway.answering import Answering, Reply, Voice
@@ -102,7 +102,7 @@ class Api:
             space = model.space(call.caller.salt(generation.cache_salt))
             options = template_options(request)
             prompt = await model.encode_chat(request.messages, generation.tools, space, options)
-            form = ChatForm(self._header(call, "chatcmpl", generation))
+            form = ChatForm(self._header(call, "chatcmpl", generation, [prompt]))
             return await self._generate(http, call, generation, [prompt], form)
 
     async def _completion(self, http: web.Request, call: Call) -> web.StreamResponse:
@@ -120,7 +120,8 @@ class Api:
                 for one in given
             ]
             echoes = await self._echoes(given, generation)
-            form = CompletionForm(self._header(call, "cmpl", generation), echoes, generation.answers)
+            header = self._header(call, "cmpl", generation, prompts)
+            form = CompletionForm(header, echoes, generation.answers)
             return await self._generate(http, call, generation, prompts, form)
 
     async def _echoes(self, given: Sequence[str | list[int]], generation: Generation) -> list[str]:
@@ -132,7 +133,9 @@ class Api:
             for one in given
         ]
 
-    def _header(self, call: Call, prefix: str, generation: Generation) -> Header:
+    def _header(self, call: Call, prefix: str, generation: Generation, prompts: Sequence[Prompt]) -> Header:
+        prompts_tokens = [prompt.tokens for prompt in prompts]
+        running = RunningUsage(prompts_tokens, generation.answers) if generation.continuous_usage else None
         return Header(
             id=f"{prefix}-{call.request_id}",
             created=int(time.time()),
@@ -140,6 +143,7 @@ class Api:
             include_usage=generation.include_usage,
             return_token_ids=generation.return_token_ids,
             names=None if generation.logprobs is None else self._names,
+            running_usage=running,
         )
 
     async def _generate(

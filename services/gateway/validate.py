@@ -13,7 +13,7 @@ from gateway.api_errors import MODEL_NOT_FOUND, ApiError, invalid
 from gateway.model_limits import ModelLimits, check_prompt_fits, context_exceeded
 from gateway.parameter_limits import SEED_MAX, TOKEN_ID_DIGITS_MAX
 from gateway.ranges import check_range, check_token_ids, shown
-from gateway.request_types import ChatRequest, CompletionRequest, GenerationRequest
+from gateway.request_types import ChatRequest, CompletionRequest, GenerationRequest, StreamOptions
 from gateway.structure import NamedStructure, structure_of
 from gateway.tools import ToolUse, tool_use_of
 from gateway.urgency import Urgency, urgency_of
@@ -39,6 +39,7 @@ class Generation:
 
     stream: bool
     include_usage: bool
+    continuous_usage: bool
     return_token_ids: bool
     prompt_param: str
     output_tokens_param: str
@@ -192,6 +193,10 @@ def _check(
     stream = bool(request.stream)
     if request.stream_options is not None and not stream:
         raise invalid("stream_options", "stream_options is only allowed where stream is true")
+    options = request.stream_options or StreamOptions()
+    if options.continuous_usage_stats and not options.include_usage:
+        message = "stream_options.continuous_usage_stats is only allowed where include_usage is true"
+        raise invalid("stream_options", message)
     if request.min_tokens is not None:
         check_range("min_tokens", request.min_tokens, 0, limits.context_tokens_max)
     client_stop_ids = tuple(request.stop_token_ids or ())
@@ -204,7 +209,8 @@ def _check(
         raise invalid("stop_token_ids", f"stop_token_ids has {count}, must have at most {STOP_TOKEN_IDS_MAX}")
     return Generation(
         stream=stream,
-        include_usage=request.stream_options is not None and bool(request.stream_options.include_usage),
+        include_usage=bool(options.include_usage),
+        continuous_usage=bool(options.continuous_usage_stats),
         return_token_ids=bool(request.return_token_ids),
         prompt_param=asked.prompt_param,
         output_tokens_param=asked.output_tokens_param,

@@ -115,6 +115,31 @@ async def test_a_stream_is_the_same_text_in_pieces(cluster) -> None:
     assert chunks[-1]["usage"]["completion_tokens"] == len(ids(text)) + 1
 
 
+@pytest.mark.parametrize("path", [CHAT, "/v1/completions"])
+async def test_usage_so_far_comes_with_every_chunk_where_it_is_wanted(cluster, path) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    asked = {"stream": True, "stream_options": options, "max_tokens": 50}
+    body = chat_body(**asked) if path == CHAT else {"model": "tiny", "prompt": ids("The"), **asked}
+    asking = asyncio.create_task(cluster.post(path, body))
+    submit = await cluster.prefill.submits.get()
+    token_ids = ids("The quick fox")
+    for index, token_id in enumerate(token_ids):
+        await cluster.decode.tokens(submit, [token_id], index, cached_tokens=16)
+    await cluster.decode.finish(submit, len(token_ids))
+    *chunks, last = [json.loads(chunk) for chunk in events((await asking).text)[:-1]]
+    prompt_tokens = len(submit.work.prompt_token_ids) // 4
+    counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
+    assert counts == sorted(counts)
+    assert counts[-1] == len(token_ids)
+    assert all(chunk["usage"]["prompt_tokens"] == prompt_tokens for chunk in chunks)
+    assert all(
+        chunk["usage"]["total_tokens"] == prompt_tokens + count
+        for chunk, count in zip(chunks, counts, strict=True)
+    )
+    assert last["choices"] == []
+    assert last["usage"]["prompt_tokens_details"] == {"cached_tokens": 16}
+
+
 async def test_a_text_completion_streams_without_usage_where_nobody_asked(cluster) -> None:
     body = {"model": "tiny", "prompt": ids("The lazy"), "stream": True, "max_tokens": 4}
     asking = asyncio.create_task(cluster.post("/v1/completions", body))

@@ -129,6 +129,7 @@ def test_everything_given_is_taken() -> None:
         ({"stream": "yes"}, "stream"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"stream": True, "stream_options": {"bogus": 1}}, "stream_options.bogus"),
+        ({"stream": True, "stream_options": {"continuous_usage_stats": True}}, "stream_options"),
         ({"user": "u" * 513}, "user"),
         ({"messages": []}, "messages"),
         ({"messages": "hello"}, "messages"),
