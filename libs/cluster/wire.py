@@ -5,9 +5,8 @@
 Knows no subjects and no transport.
 """
 
-from base64 import b64encode
 from dataclasses import dataclass
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 import orjson
@@ -15,6 +14,7 @@ import orjson
 from cluster.errors import ProtocolError
 from cluster.messages import MESSAGE_KINDS
 from kvindex.core import InstanceId
+from policy.core import LoadSnapshot
 
 VERSION = 1
 
@@ -22,8 +22,10 @@ SENDER_CHARS_MAX = 255
 """Receivers remember senders by name; instances have much shorter ones."""
 
 RecordT = TypeVar("RecordT")
+Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 
 _KIND_OF = {cls: kind for kind, cls in MESSAGE_KINDS.items()}
+_ENCODER = msgspec.json.Encoder()
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,15 +40,30 @@ class Envelope:
     sent_at_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class _Wire:
+class _Outgoing(msgspec.Struct, frozen=True):
     v: int
     kind: str
-    sender: Annotated[str, msgspec.Meta(max_length=SENDER_CHARS_MAX)]
+    sender: str
     incarnation: int
     seq: int
     sent_at_s: float
     body: object
+
+
+class _Incoming(msgspec.Struct, frozen=True):
+    v: Int64
+    kind: str
+    sender: Annotated[str, msgspec.Meta(max_length=SENDER_CHARS_MAX)]
+    incarnation: Int64
+    seq: Int64
+    sent_at_s: float
+    body: msgspec.Raw
+
+
+_DECODER = msgspec.json.Decoder(_Incoming)
+_BODY_DECODERS: dict[str, msgspec.json.Decoder[Any]] = {
+    kind: msgspec.json.Decoder(cls) for kind, cls in MESSAGE_KINDS.items()
+}
 
 
 def kind_of(message_class: type) -> str:
@@ -57,35 +74,38 @@ def kind_of(message_class: type) -> str:
 def encode(body: object, sender: InstanceId, incarnation: int, seq: int, sent_at_s: float) -> bytes:
     """The wire form of `body`, whose class must be one of MESSAGE_KINDS.
 
-    ProtocolError where a value has no JSON form: text with a lone surrogate, an integer over 64 bits.
+    ProtocolError where a value has no JSON form, such as text with a lone surrogate.
     """
     kind = kind_of(type(body))
-    wire = _Wire(VERSION, kind, sender, incarnation, seq, sent_at_s, body)
     try:
-        return orjson.dumps(wire, default=_encode_bytes)
-    except orjson.JSONEncodeError as error:
-        raise ProtocolError(f"{wire.kind} cannot be encoded: {error}") from error
+        return _ENCODER.encode(_Outgoing(VERSION, kind, sender, incarnation, seq, sent_at_s, body))
+    except (UnicodeEncodeError, TypeError) as error:
+        raise ProtocolError(f"{kind} cannot be encoded: {error}") from error
 
 
 def decode(data: bytes) -> tuple[Envelope, object]:
     """Envelope and body; ProtocolError names what is wrong with `data`."""
     try:
-        wire = msgspec.convert(orjson.loads(data), _Wire)
-        message_class = MESSAGE_KINDS.get(wire.kind)
-        if message_class is None:
-            raise ProtocolError(f"unknown message kind {wire.kind[:64]!r}")
-        body: object = msgspec.convert(wire.body, message_class)
-    except (orjson.JSONDecodeError, msgspec.ValidationError, RecursionError) as error:
+        wire = _DECODER.decode(data)
+        kind = wire.kind
+        decoder = _BODY_DECODERS.get(kind)
+        if decoder is None:
+            raise ProtocolError(f"unknown message kind {kind[:64]!r}")
+        body: object
+        if decoder.type is LoadSnapshot:
+            # Its numbers are added up in columns of 64 bits, as read here: a larger one is malformed.
+            body = msgspec.convert(orjson.loads(memoryview(wire.body)), LoadSnapshot)
+        else:
+            body = decoder.decode(wire.body)
+    except (msgspec.DecodeError, orjson.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ProtocolError(f"malformed message: {error}") from error
-    envelope = Envelope(
-        wire.v, wire.kind, InstanceId(wire.sender), wire.incarnation, wire.seq, wire.sent_at_s
-    )
-    return envelope, body
+    sender = InstanceId(wire.sender)
+    return Envelope(wire.v, kind, sender, wire.incarnation, wire.seq, wire.sent_at_s), body
 
 
 def encode_record(record: object) -> bytes:
     """JSON of one control-plane record (a frozen dataclass)."""
-    return orjson.dumps(record, default=_encode_bytes)
+    return _ENCODER.encode(record)
 
 
 def decode_record(data: bytes, record_class: type[RecordT]) -> RecordT:
@@ -94,9 +114,3 @@ def decode_record(data: bytes, record_class: type[RecordT]) -> RecordT:
         return msgspec.convert(orjson.loads(data), record_class)
     except (orjson.JSONDecodeError, msgspec.ValidationError) as error:
         raise ProtocolError(f"malformed {record_class.__name__}: {error}") from error
-
-
-def _encode_bytes(value: object) -> str:
-    if isinstance(value, bytes | bytearray | memoryview):
-        return b64encode(value).decode("ascii")
-    raise TypeError(f"cannot encode {type(value).__name__}")

@@ -21,7 +21,7 @@ from cluster.messages import (
 )
 from cluster.wire import SENDER_CHARS_MAX, Envelope, decode, decode_record, encode, encode_record
 from kvindex.core import BlockAction, BlockEvent, InstanceId, Tier
-from policy.core import RequestId, TokenLogprobs
+from policy.core import InstanceState, LoadSnapshot, RequestId, Role, TokenLogprobs
 
 pytestmark = pytest.mark.unit
 
@@ -165,9 +165,19 @@ def test_a_damaged_message_is_refused_or_still_a_message(data: st.DataObject) ->
 
 
 def test_what_json_cannot_carry_is_refused_by_the_sender() -> None:
-    for body in (Cancel(RequestId("\ud800"), 1), Cancel(RequestId("r"), 2**70)):
-        with pytest.raises(ProtocolError, match="cancel"):
-            encode(body, InstanceId("me"), 1, 1, 1.0)
+    with pytest.raises(ProtocolError, match="cancel"):
+        encode(Cancel(RequestId("\ud800"), 1), InstanceId("me"), 1, 1, 1.0)
+
+
+def test_numbers_of_a_load_and_of_an_envelope_have_64_bits() -> None:
+    load = LoadSnapshot(InstanceId("d"), (Role.DECODE,), InstanceState.SERVING, blocks=2**63 - 1)
+    whole = orjson.loads(encode(load, InstanceId("d"), 1, 1, 1.0))
+    assert decode(orjson.dumps(whole))[1] == load
+    written = orjson.dumps(whole)
+    for field in (b'"blocks":', b'"seq":', b'"incarnation":'):
+        at = written.index(field) + len(field)
+        with pytest.raises(ProtocolError):
+            decode(written[:at] + b"9" * 20 + written[at:].lstrip(b"0123456789"))
 
 
 def test_empty_messages_have_empty_bodies() -> None:
