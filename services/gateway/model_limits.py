@@ -3,17 +3,20 @@
 from dataclasses import dataclass
 
 from gateway.api_errors import ApiError, invalid
+from gateway.call_layouts import ToolFormat
 
 
 @dataclass(frozen=True, slots=True)
 class ModelLimits:
     """What the served model allows: token ids run from 0 to `vocabulary_tokens` - 1; prompt and answer
-    together hold at most `context_tokens_max` tokens; `end_token_ids` end an answer."""
+    together hold at most `context_tokens_max` tokens; `end_token_ids` end an answer; calls of tools are
+    written in `tool_format`."""
 
     name: str
     context_tokens_max: int
     vocabulary_tokens: int
     end_token_ids: tuple[int, ...]
+    tool_format: ToolFormat = ToolFormat.HERMES
 
 
 def check_prompt_fits(param: str, prompt_tokens: int, limits: ModelLimits) -> None:

@@ -202,7 +202,7 @@ class Api:
 
     def _voice(self, generation: Generation) -> Voice:
         use = generation.tools
-        return Voice(None if use is None else tool_parser(use, self._model.tool_format))
+        return Voice(None if use is None else tool_parser(use, self._model.limits.tool_format))
 
     async def _models(self, _http: web.Request, _call: Call) -> web.StreamResponse:
         return json_response(200, msgspec.json.encode(ModelList([self._model_object()])))

@@ -59,11 +59,13 @@ def load_model_folder(folder: Path, name: str, dtype: str, *, weight_dtype: str 
     tokenizer_config = _read_json(folder / "tokenizer_config.json", optional=True)
     tokenizer = _load_tokenizer(folder / "tokenizer.json")
     configured_end_token_ids = _configured_end_token_ids(config, generation_config)
+    template = _chat_template(folder, tokenizer_config)
     limits = ModelLimits(
         name=name,
         context_tokens_max=_positive(config, "max_position_embeddings"),
         vocabulary_tokens=_positive(config, "vocab_size"),
         end_token_ids=configured_end_token_ids or _tokenizer_end_token_ids(tokenizer_config, tokenizer),
+        tool_format=ToolFormat.HERMES if template is None else template.tool_format,
     )
     try:
         fingerprint = model_fingerprint(folder, weight_dtype or dtype, dtype, BLOCK_TOKENS)
@@ -74,7 +76,7 @@ def load_model_folder(folder: Path, name: str, dtype: str, *, weight_dtype: str 
         limits=limits,
         fingerprint=fingerprint,
         tokenizer=tokenizer,
-        template=_chat_template(folder, tokenizer_config),
+        template=template,
         configured_end_token_ids=configured_end_token_ids,
     )
 
@@ -107,8 +109,7 @@ class TextModel:
         """Special tokens too have the bytes of their names."""
         self._tokenizer = folder.tokenizer
         self._template = folder.template
-        self.tool_format = ToolFormat.HERMES if folder.template is None else folder.template.tool_format
-        self.call_token_bytes = self.token_bytes.keeping(call_layouts.markers(self.tool_format))
+        self.call_token_bytes = self.token_bytes.keeping(call_layouts.markers(folder.limits.tool_format))
         """`token_bytes` for answers that may call tools: what is written around calls is text there."""
         # No token spells more than the longest vocabulary entry: a longer text cannot fit.
         token_chars_max = max(map(len, folder.tokenizer.get_vocab(with_added_tokens=True)), default=1)

@@ -23,21 +23,28 @@ def calls_schema(functions: Sequence[tuple[str, dict[str, object]]], *, parallel
         "type": "array",
         "minItems": 1,
         "maxItems": FORCED_CALLS_MAX if parallel else 1,
-        "items": {
-            "anyOf": [
-                _call_schema(name, moved(parameters, f"/items/anyOf/{index}/properties/arguments"))
-                for index, (name, parameters) in enumerate(functions)
-            ]
-        },
+        "items": call_schema(functions, pointer="/items"),
     }
 
 
-def _call_schema(name: str, parameters: dict[str, object]) -> dict[str, object]:
+def call_schema(
+    functions: Sequence[tuple[str, dict[str, object]]], *, pointer: str = "", arguments_key: str = "arguments"
+) -> dict[str, object]:
+    """One call of any of `functions`. It stands at `pointer` of the whole schema. Raises
+    SchemaTooDeepError."""
     return {
-        "type": "object",
-        "properties": {"name": {"const": name}, "arguments": parameters},
-        "required": ["name", "arguments"],
-        "additionalProperties": False,
+        "anyOf": [
+            {
+                "type": "object",
+                "properties": {
+                    "name": {"const": name},
+                    arguments_key: moved(parameters, f"{pointer}/anyOf/{index}/properties/{arguments_key}"),
+                },
+                "required": ["name", arguments_key],
+                "additionalProperties": False,
+            }
+            for index, (name, parameters) in enumerate(functions)
+        ]
     }
 
 

@@ -11,7 +11,9 @@ from enum import StrEnum
 
 import msgspec
 
-from gateway.api_errors import invalid
+from gateway import tool_grammar
+from gateway.api_errors import ApiError, invalid
+from gateway.call_layouts import ToolFormat
 from gateway.parameter_limits import TOOL_NAME_PATTERN
 from gateway.ranges import check_range
 from gateway.request_types import ChatRequest
@@ -19,7 +21,9 @@ from gateway.structure import NamedStructure, structure_of
 from gateway.tool_schema import SchemaTooDeepError, calls_schema
 from gateway.tool_types import FunctionDefinition, NamedToolChoice, ToolDefinition
 from policy.core import STRUCTURE_BYTES_MAX, StructureKind, StructureSpec
+from structures.grammar import GRAMMAR_BYTES_MAX
 
+_JSON_KINDS = (StructureKind.JSON_SCHEMA, StructureKind.JSON_OBJECT)
 NO_PARAMETERS = '{"type":"object","properties":{}}'
 
 
@@ -54,8 +58,9 @@ class Tool:
 @dataclass(frozen=True, slots=True)
 class ToolUse:
     """At least one tool, no two of one name. `named` is the tool to be called where `choice` is NAMED. Not
-    `parallel`: at most one call. `structure` is what a forced answer is held to: the parameters of the named
-    tool, or a list of calls of any tools; None where the model decides."""
+    `parallel`: at most one call. `structure` is what the answer is held to: the parameters of the named tool,
+    or a list of calls of any tools; where the model decides, calls or the form that the request asks for,
+    None where it asks for none."""
 
     tools: tuple[Tool, ...]
     choice: ToolChoice
@@ -72,29 +77,31 @@ class ToolUse:
         return [tool.template_form for tool in self.tools]
 
 
-def tool_use_of(request: ChatRequest) -> ToolUse | None:
+def tool_use_of(request: ChatRequest, tool_format: ToolFormat = ToolFormat.HERMES) -> ToolUse | None:
     """What the request's `tools`, `tool_choice` and `parallel_tool_calls` ask for; None where no tool can
-    be called. Raises ApiError."""
+    be called. The model writes calls in `tool_format`. Raises ApiError."""
     choice = request.tool_choice
     if not request.tools:
         if choice not in (None, "none", "auto"):
             raise invalid("tool_choice", "tool_choice asks for a call, but there are no tools")
         return None
     tools = _tools(request.tools)
-    if choice == "none":
-        return None
-    if choice in (None, "auto"):
-        _refuse_structure(request, "auto")
-        return ToolUse(tools, ToolChoice.AUTO, parallel=request.parallel_tool_calls is not False)
     parallel = request.parallel_tool_calls is not False
-    if isinstance(choice, NamedToolChoice):
-        _refuse_structure(request, "a named function")
-        structure = _named_structure(tools, choice.function.name)
-        return ToolUse(tools, ToolChoice.NAMED, choice.function.name, parallel, structure)
-    _refuse_structure(request, "required")
-    return ToolUse(
-        tools, ToolChoice.REQUIRED, parallel=parallel, structure=_required_structure(tools, parallel)
-    )
+    form = structure_of(request)
+    match choice:
+        case "none":
+            return None
+        case None | "auto":
+            structure = None if form is None else _form_or_calls(form, tools, tool_format, parallel)
+            return ToolUse(tools, ToolChoice.AUTO, parallel=parallel, structure=structure)
+        case NamedToolChoice(_, function):
+            _refuse_form(form, "a function")
+            structure = _named_structure(tools, function.name)
+            return ToolUse(tools, ToolChoice.NAMED, function.name, parallel, structure)
+        case _:
+            _refuse_form(form, "required")
+            structure = _required_structure(tools, parallel)
+            return ToolUse(tools, ToolChoice.REQUIRED, parallel=parallel, structure=structure)
 
 
 def offered(definitions: Sequence[ToolDefinition] | None) -> ToolUse | None:
@@ -144,9 +151,9 @@ def _named_structure(tools: Sequence[Tool], name: str) -> NamedStructure:
 
 def _required_structure(tools: Sequence[Tool], parallel: bool) -> NamedStructure:
     try:
-        schema = calls_schema([(tool.name, tool.schema) for tool in tools], parallel=parallel)
+        schema = calls_schema(_functions(tools), parallel=parallel)
     except SchemaTooDeepError as error:
-        raise invalid("tools", f"the schema of a tool's parameters {error}") from error
+        raise _too_deep(error) from error
     text = msgspec.json.encode(schema).decode()
     check_range(
         "tools (bytes of their schemas together)", len(text.encode()), 0, STRUCTURE_BYTES_MAX, param="tools"
@@ -154,12 +161,47 @@ def _required_structure(tools: Sequence[Tool], parallel: bool) -> NamedStructure
     return NamedStructure("tools", StructureSpec(StructureKind.JSON_SCHEMA, text))
 
 
-def _refuse_structure(request: ChatRequest, choice: str) -> None:
-    """An answer that is held to a form as a whole cannot be a call, and the other way round."""
-    structure = structure_of(request)
-    if structure is not None:
-        raise invalid(
-            structure.param,
-            f"{structure.param} and tools with tool_choice {choice} are both given; "
-            "an answer in that form calls no tool: give tool_choice none, or no form",
-        )
+def _form_or_calls(
+    form: NamedStructure, tools: Sequence[Tool], tool_format: ToolFormat, parallel: bool
+) -> NamedStructure:
+    """What holds an answer to the form where it is no call."""
+    if form.spec.kind not in _JSON_KINDS or not tool_grammar.can_be_written(tool_format):
+        raise _form_and_calls(form, "auto")
+    schema = _json_schema(form)
+    try:
+        text = tool_grammar.form_or_calls(schema, _functions(tools), tool_format, parallel=parallel)
+    except SchemaTooDeepError as error:
+        raise _too_deep(error) from error
+    size_bytes = len(text.encode())
+    check_range(f"{form.param} and tools (bytes)", size_bytes, 0, GRAMMAR_BYTES_MAX, param=form.param)
+    return NamedStructure(form.param, StructureSpec(StructureKind.GRAMMAR, text))
+
+
+def _json_schema(form: NamedStructure) -> dict[str, object]:
+    if form.spec.kind is StructureKind.JSON_OBJECT:
+        return {"type": "object"}
+    try:
+        return msgspec.json.decode(form.spec.text, type=dict[str, object])
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise invalid(form.param, f"{form.param} must be a JSON schema, an object: {error}") from error
+
+
+def _functions(tools: Sequence[Tool]) -> list[tuple[str, dict[str, object]]]:
+    return [(tool.name, tool.schema) for tool in tools]
+
+
+def _too_deep(error: SchemaTooDeepError) -> ApiError:
+    return invalid("tools", f"the schema of a tool's parameters {error}")
+
+
+def _refuse_form(form: NamedStructure | None, choice: str) -> None:
+    if form is not None:
+        raise _form_and_calls(form, choice)
+
+
+def _form_and_calls(form: NamedStructure, choice: str) -> ApiError:
+    return invalid(
+        form.param,
+        f"{form.param} and tools with tool_choice {choice} are both given; an answer in that form calls no "
+        "tool: give tool_choice none, or no form",
+    )

@@ -77,7 +77,7 @@ def check_chat(
     request: ChatRequest, limits: ModelLimits, headers: Mapping[str, str] = NO_HEADERS
 ) -> Generation:
     """The checked parameters of a chat request. Raises ApiError."""
-    tools = tool_use_of(request)
+    tools = tool_use_of(request, limits.tool_format)
     asked = _Asked(
         prompt_param="messages",
         output_tokens_param="max_tokens",

@@ -224,8 +224,8 @@ def test_what_is_wrong_is_named_with_its_limit(
     assert message.replace(".0.", "[0]") in error.message
 
 
-@pytest.mark.parametrize("choice", ["auto", "required", named("get_weather")])
-def test_an_answer_cannot_be_held_to_a_form_and_call_tools(choice: object) -> None:
+@pytest.mark.parametrize("choice", ["required", named("get_weather")])
+def test_an_answer_cannot_be_held_to_a_form_and_to_calls(choice: object) -> None:
     error = refused(tools=[function()], tool_choice=choice, response_format={"type": "json_object"})
     assert error.param == "response_format"
     assert "tool_choice" in error.message
