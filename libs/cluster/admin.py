@@ -73,6 +73,7 @@ class AdminServer:
         self._health = health
         self._metrics = metrics
         self._options = options
+        self._sites: list[web.SockSite] = []
         middlewares = [_first(options)] if options.answer_first is not None else []
         app = web.Application(client_max_size=options.request_bytes_max, middlewares=middlewares)
         own = [
@@ -94,6 +95,12 @@ class AdminServer:
         for listener in self._listeners:
             site = web.SockSite(self._runner, listener, ssl_context=self._options.tls, backlog=BACKLOG_MAX)
             await site.start()
+            self._sites.append(site)
+
+    async def leave_shared_port(self) -> None:
+        """Take no new connections on the port that others listen on, too; those that are open stay."""
+        while len(self._sites) > 1:
+            await self._sites.pop(0).stop()
 
     async def close(self) -> None:
         await self._runner.cleanup()

@@ -174,6 +174,8 @@ async def serve(
             admin = AdminServer(listeners, life.health, metrics, life.app.routes(), log, http)
             stack.push_async_callback(closing, "http", admin.close, log)
             await admin.start()
+            leaving = asyncio.create_task(_leave_port(admin, stop))
+            stack.callback(leaving.cancel)
             return await life.run()
         except ConfigError:
             raise
@@ -183,6 +185,12 @@ async def serve(
         except Exception as error:
             log.exception("service failed", error)
             return EXIT_FAILED
+
+
+async def _leave_port(admin: AdminServer, stop: Stop) -> None:
+    """While this process drains, others on its port get the new connections."""
+    await stop.drain.wait()
+    await admin.leave_shared_port()
 
 
 async def connect_servers(

@@ -49,6 +49,22 @@ def test_a_signal_stops_all_of_it(own_home: Path, number: signal.Signals) -> Non
     assert "killed" not in stack.up.output
 
 
+def test_of_several_gateways_one_may_die(own_home: Path) -> None:
+    stack = start(own_home, "--gateways", "2")
+    pids = {process.name: process.pid for process in stack.state.processes}
+    body = {"model": stack.state.model, "prompt": "hello", "max_tokens": 2}
+    for _ in range(4):
+        stack.api.post("/completions", body)
+    os.kill(pids["gateway-0"], signal.SIGKILL)
+    stack.up.wait_line("gateway-0 was killed by SIGKILL; the other gateways go on")
+    for _ in range(8):
+        assert stack.api.post("/completions", body)["choices"]
+    os.kill(pids["gateway-1"], signal.SIGKILL)
+    assert stack.up.wait() == 1, stack.up.output
+    assert "gateway-1 was killed by SIGKILL" in stack.up.output
+    assert processes_of(own_home) == []
+
+
 def long_answer(stack: RunningStack, tokens: int) -> Iterator[dict[str, Any]]:
     """The events of an answer that has begun."""
     body = {"model": stack.state.model, "prompt": "hello", "max_tokens": tokens, "ignore_eos": True}

@@ -3,6 +3,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
 
@@ -21,6 +22,7 @@ class ScriptedServer:
     body: bytes = b"{}"
     asked: bytes = b""
     path: str = ""
+    authorization: str | None = None
 
 
 @pytest.fixture
@@ -29,6 +31,7 @@ def server() -> Iterator[ScriptedServer]:
         def do_POST(self) -> None:
             script.asked = self.rfile.read(int(self.headers.get("Content-Length", 0)))
             script.path = self.path
+            script.authorization = self.headers.get("Authorization")
             self.send_response(script.status)
             self.end_headers()
             self.wfile.write(script.body)
@@ -50,6 +53,25 @@ def server() -> Iterator[ScriptedServer]:
 
 def event(value: object) -> bytes:
     return b"data: " + json.dumps(value).encode() + b"\n\n"
+
+
+def test_a_key_goes_with_every_request_and_into_no_text(server: ScriptedServer) -> None:
+    server.body = b'{"data": [{"id": "small"}]}'
+    api = Api(server.url, key="mp-secret")
+    api.model()
+    assert server.authorization == "Bearer mp-secret"
+    assert "mp-secret" not in repr(api)
+    Api(server.url).model()
+    assert server.authorization is None
+
+
+def test_certificates_that_cannot_be_read_are_named(tmp_path: Path) -> None:
+    for content in (None, "no certificate"):
+        file = tmp_path / "ca.pem"
+        if content is not None:
+            file.write_text(content)
+        with pytest.raises(UsageError, match=r"--ca-file .*ca\.pem"):
+            Api("https://127.0.0.1:1", ca_file=file).get("/models")
 
 
 def test_the_first_served_model_is_the_model(server: ScriptedServer) -> None:

@@ -242,6 +242,27 @@ async def test_other_services_answer_in_plain_text() -> None:
         assert answer.headers["content-type"].startswith("text/plain")
 
 
+async def test_who_leaves_a_shared_port_finishes_what_it_has() -> None:
+    shared, own = listen("127.0.0.1", 0, reuse_port=True), listen("127.0.0.1", 0)
+    log = Logger(Level.ERROR)
+    server = AdminServer([shared, own], lambda: READY, ServiceMetrics(), [], log, OPTIONS)
+    await server.start()
+    ports = [listener.getsockname()[1] for listener in (shared, own)]
+    reader, writer = await asyncio.open_connection("127.0.0.1", ports[0])
+    writer.write(GET + b"\r\n")
+    async with asyncio.timeout(WAIT_S):
+        await reader.readuntil(b"\r\n\r\n")
+    await server.leave_shared_port()
+    with pytest.raises(ConnectionError):
+        await asyncio.open_connection("127.0.0.1", ports[0])
+    assert (await _sent(ports[1], GET + b"\r\n")).status == 200
+    writer.write(GET + b"\r\n")
+    async with asyncio.timeout(WAIT_S):
+        assert (await reader.readuntil(b"\r\n\r\n")).count(b"200") == 1
+    writer.close()
+    await server.close()
+
+
 def test_a_port_is_shared_only_by_those_who_say_so() -> None:
     first = listen("127.0.0.1", 0, reuse_port=True)
     port = first.getsockname()[1]
