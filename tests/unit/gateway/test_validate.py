@@ -2,16 +2,13 @@
 
 import json
 
-import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from gateway.api_errors import ApiError
 from gateway.model_limits import ModelLimits
 from gateway.parameter_limits import CHOICES_MAX, STOP_STRINGS_MAX
 from gateway.request_body import decode_chat, decode_completion
-from gateway.request_types import CHAT_NEUTRAL, COMPLETION_NEUTRAL, ChatRequest
+from gateway.request_types import CHAT_NEUTRAL, COMPLETION_NEUTRAL
 from gateway.urgency import Urgency
 from gateway.validate import (
     COMPLETION_TOKENS_DEFAULT,
@@ -21,7 +18,6 @@ from gateway.validate import (
     check_model,
     sampling,
 )
-from policy.core import SamplingParams
 from policy.sampling_limits import LOGIT_BIAS_ENTRIES_MAX, LOGPROBS_MAX, STOP_TOKEN_IDS_MAX, sampling_problem
 
 pytestmark = pytest.mark.unit
@@ -263,36 +259,6 @@ def test_what_completions_do_not_take_is_named(parameters: dict[str, object], pa
         completion(**parameters)
     assert (caught.value.kind.status, caught.value.param) == (400, param)
     assert param in caught.value.message
-
-
-JSON_VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
-    max_leaves=5,
-)
-PARAMETERS = st.sampled_from(
-    sorted(
-        {field.name for field in msgspec.structs.fields(ChatRequest)}
-        | set(CHAT_NEUTRAL)
-        | {"prompt", "x", ""}
-    )
-)
-
-
-@given(st.dictionaries(PARAMETERS, JSON_VALUES, max_size=6))
-def test_any_json_is_taken_or_refused_with_a_sentence(parameters: dict[str, object]) -> None:
-    body = msgspec.json.encode({"model": "tiny", "messages": HELLO} | parameters)
-    outcome: ApiError | SamplingParams
-    try:
-        outcome = sampling(check_chat(decode_chat(body), LIMITS), 10, LIMITS, 0)
-    except ApiError as error:
-        outcome = error
-    if isinstance(outcome, ApiError):
-        assert outcome.kind.status == 400
-        assert len(outcome.message) < 1000
-    else:
-        assert 1 <= outcome.output_tokens_max <= 90
-        assert sampling_problem(outcome, LIMITS.vocabulary_tokens) is None
 
 
 def test_urgency() -> None:
