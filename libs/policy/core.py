@@ -202,7 +202,7 @@ class ScheduleRequest:
     excluded: tuple[InstanceId, ...] = ()
     """Instances that refused or were lost in earlier attempts: taken only where no other serves."""
     resumed: bool = False
-    """A request that already streamed tokens skips early rejection."""
+    """It already streamed tokens, or was let in with another answer to its prompt: no early rejection."""
     samples: int = 1
     """Answers to the one prompt: so many sequences at decode."""
 

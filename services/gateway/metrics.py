@@ -48,7 +48,7 @@ class GatewayMetrics:
         )
         self.ttft_s = Histogram(
             "moonpool_gateway_ttft_seconds",
-            "From a request's arrival to its first token",
+            "From a request's arrival to the first token for each of its prompts",
             buckets=_TTFT_BUCKETS_S,
             registry=registry,
         )

@@ -212,7 +212,8 @@ class RunningRequest:
             self._metrics.prediction_errors.observe(TTFT, predicted_s, waited_s)
         self._asked_at_s = None
         if self._delivered_at_s is None:
-            self._metrics.ttft_s.observe(now_s - self._arrived_at_s)
+            if not self.state.admitted:
+                self._metrics.ttft_s.observe(now_s - self._arrived_at_s)
             self._times.first(placement, waited_s)
         else:
             self._metrics.token_gap_s.observe(now_s - self._delivered_at_s)

@@ -284,3 +284,13 @@ def test_two_outages_within_a_second_are_both_asked_about() -> None:
 def test_a_deadline_ends_everywhere() -> None:
     _, effects = run(answer.DeadlinePassed(), state=running())
     assert [type(effect) for effect in effects] == [answer.TellCancel, answer.Fail]
+
+
+def test_what_was_let_in_with_another_answer_is_never_turned_away_for_load() -> None:
+    """Not at its first placement, nor at another one before its first token."""
+    state, effects = run(answer.Begin(admitted=True))
+    assert effects == [answer.AskPlacement(0, (), resumed=True, backoff=False)]
+    state, effects = run(answer.Unscheduled(0, "nobody"), state=state)
+    assert effects == [answer.AskPlacement(0, (), resumed=True, backoff=True)]
+    _, effects = run(answer.Placed(placement(0)), answer.SubmitUnanswered(0, "nothing came"), state=state)
+    assert [ask.resumed for ask in of(effects, answer.AskPlacement)] == [True]
