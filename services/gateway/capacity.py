@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from cluster.messages import InstanceRecord
 from cluster.registry import Registry, RegistryEvent
 from gateway.api_errors import invalid
-from gateway.model_limits import ModelLimits, context_exceeded
+from gateway.model_limits import CONTEXT_EXCEEDED, ModelLimits, context_exceeded
 from gateway.validate import Generation
 from kvhash import BLOCK_TOKENS
 from policy.core import Role
@@ -94,4 +94,4 @@ def _check_answers(capacity: Capacity, generation: Generation, prompt_tokens: in
             f"n is {answers}, must be at most {most} for a prompt of {prompt_tokens} tokens: the largest "
             f"instance of this cluster has {capacity.blocks} blocks of {BLOCK_TOKENS} tokens"
         )
-        raise invalid("n", message, "context_length_exceeded")
+        raise invalid("n", message, CONTEXT_EXCEEDED)

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from gateway.api_errors import ApiError, invalid
 from gateway.call_layouts import ToolFormat
 
+CONTEXT_EXCEEDED = "context_length_exceeded"
+
 
 @dataclass(frozen=True, slots=True)
 class ModelLimits:
@@ -39,4 +41,5 @@ def text_too_long(param: str, chars: int, limits: ModelLimits) -> ApiError:
 
 
 def context_exceeded(param: str, message: str) -> ApiError:
-    return invalid(param, message, "context_length_exceeded")
+    """LangChain and litellm, which then cut or send elsewhere, know this error by these first words alone."""
+    return invalid(param, f"prompt is too long: {message}", CONTEXT_EXCEEDED)

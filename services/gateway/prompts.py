@@ -12,7 +12,7 @@ import msgspec
 
 from gateway.api_errors import invalid
 from gateway.body_errors import explained, not_json
-from gateway.model_limits import ModelLimits, check_prompt_fits, context_exceeded
+from gateway.model_limits import CONTEXT_EXCEEDED, ModelLimits, check_prompt_fits
 from gateway.parameter_limits import PROMPTS_MAX
 from gateway.ranges import check_token_ids
 from gateway.request_types import CompletionRequest, DetokenizeRequest
@@ -40,7 +40,7 @@ def tokens_of(request: DetokenizeRequest, limits: ModelLimits) -> list[int]:
     tokens = written.count(b",") + 1
     if tokens > limits.context_tokens_max:
         message = f"tokens has {tokens} entries, must have at most the context of {limits.context_tokens_max}"
-        raise context_exceeded("tokens", message)
+        raise invalid("tokens", message, CONTEXT_EXCEEDED)
     token_ids = _read("tokens", written, list[int])
     check_token_ids("tokens", token_ids, limits.vocabulary_tokens)
     return token_ids

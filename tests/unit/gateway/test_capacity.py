@@ -114,7 +114,9 @@ def test_the_message_names_the_limit_and_the_parameter() -> None:
         with pytest.raises(ApiError) as caught:
             limits_within(Capacity(4), LIMITS, asked, prompt_tokens)
         assert caught.value.param == param
-        expected = f"{words} the 63 tokens that the largest instance of this cluster holds"
+        expected = (
+            f"prompt is too long: {words} the 63 tokens that the largest instance of this cluster holds"
+        )
         assert caught.value.message == expected
 
 
