@@ -14,14 +14,14 @@ from pathlib import Path
 from cluster.errors import ConfigError
 from gateway.api_errors import UNAUTHORIZED, ApiError
 from gateway.api_keys import KEY_CHARS_MAX, digest_of, key_in
-from gateway.tenant_limits import TenantLimits
+from gateway.tenant_limits import NO_LIMITS, TenantLimits
 from gateway.tenants import KeyTable, Tenant, read_table
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """`tenant` is "" and without limits where the gateway is open. `cache_owner`: requests of one owner
-    find each other's cached prompts, no others do."""
+    """`tenant` is "" where the gateway is open. `limits` None: there are none. Requests of one
+    `cache_owner` find each other's cached prompts, no others do."""
 
     tenant: str = ""
     limits: TenantLimits | None = None
@@ -93,7 +93,7 @@ class Identity:
 def caller_of_tenant(tenant: Tenant) -> Caller:
     # No tenant's name has a space: no tenant owns what a group does.
     owner = f"group {tenant.share_cache}" if tenant.share_cache else tenant.name
-    return Caller(tenant.name, tenant.limits, owner)
+    return Caller(tenant.name, None if tenant.limits == NO_LIMITS else tenant.limits, owner)
 
 
 def salt_of(tenant: str, cache_salt: str) -> str:

@@ -34,6 +34,9 @@ class TenantLimits:
     concurrent_requests_max: int | None = None
 
 
+NO_LIMITS = TenantLimits()
+
+
 @dataclass(frozen=True, slots=True)
 class Share:
     """One gateway's part of a tenant's limits."""

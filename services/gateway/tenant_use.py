@@ -100,22 +100,14 @@ class TenantUse:
     @contextmanager
     def entered(self, caller: Caller) -> Iterator[Entry]:
         """A place among the tenant's requests. Raises ApiError 429 where it has none left."""
-        limits = self._limits_of(caller)
-        outcome = entered(self._use_of(caller), self._share(limits), self._clock())
-        if isinstance(outcome, Refusal):
-            raise self._refused(outcome, caller)
-        self._uses[caller.tenant] = outcome
         entry = Entry(self, caller)
+        if caller.limits is not None:
+            self._enter(caller, caller.limits)
         try:
             yield entry
         finally:
-            self._uses[caller.tenant] = left(
-                self._use_of(caller),
-                self._share(self._limits[caller.tenant]),
-                entry.reserved_tokens,
-                entry.used_tokens,
-                self._clock(),
-            )
+            if caller.limits is not None:
+                self._leave(caller, caller.limits, entry)
             if caller.tenant:
                 self._metrics.tenant_tokens.labels(caller.tenant).inc(entry.used_tokens)
 
@@ -123,14 +115,15 @@ class TenantUse:
         self, caller: Caller, prompt_tokens: int, output_tokens_max: int, output_param: str | None
     ) -> int:
         """How many tokens were set aside; see `Entry.reserve`."""
-        limits = self._limits_of(caller)
+        limits = caller.limits
+        if limits is None or limits.tokens_per_minute is None:
+            return 0
         limit = limits.tokens_per_minute
         if output_param is None:
-            output_tokens_max = min(output_tokens_max, OUTPUT_TOKENS_RESERVED_DEFAULT)
-            if limit is not None:
-                output_tokens_max = max(1, min(output_tokens_max, limit - prompt_tokens))
+            room = max(1, limit - prompt_tokens)
+            output_tokens_max = min(output_tokens_max, OUTPUT_TOKENS_RESERVED_DEFAULT, room)
         tokens = prompt_tokens + output_tokens_max
-        if limit is not None and tokens > limit:
+        if tokens > limit:
             raise invalid(
                 output_param or "prompt",
                 f"prompt ({prompt_tokens} tokens) and {output_param or 'answer'} ({output_tokens_max}) are "
@@ -139,31 +132,42 @@ class TenantUse:
             )
         outcome = reserved(self._use_of(caller), self._share(limits), tokens, self._clock())
         if isinstance(outcome, Refusal):
-            raise self._refused(outcome, caller)
+            raise self._refused(outcome, caller, limits)
         self._uses[caller.tenant] = outcome
         return tokens
 
     def headers(self, caller: Caller) -> Mapping[str, str]:
         """x-ratelimit-* as of now; none where there are no limits."""
-        limits = self._limits_of(caller)
-        share = self._share(limits)
+        if caller.limits is None:
+            return {}
+        share = self._share(caller.limits)
         use = brought_up(self._use_of(caller), share, self._clock())
-        return header_lines(use, limits, share, self._gateways)
+        return header_lines(use, caller.limits, share, self._gateways)
+
+    def _enter(self, caller: Caller, limits: TenantLimits) -> None:
+        self._limits[caller.tenant] = limits
+        outcome = entered(self._use_of(caller), self._share(limits), self._clock())
+        if isinstance(outcome, Refusal):
+            raise self._refused(outcome, caller, limits)
+        self._uses[caller.tenant] = outcome
+
+    def _leave(self, caller: Caller, limits: TenantLimits, entry: Entry) -> None:
+        """By the limits that the request came with, also where others hold by now."""
+        self._uses[caller.tenant] = left(
+            self._use_of(caller),
+            self._share(limits),
+            entry.reserved_tokens,
+            entry.used_tokens,
+            self._clock(),
+        )
 
     def _use_of(self, caller: Caller) -> Use:
         return self._uses.get(caller.tenant) or Use()
 
-    def _limits_of(self, caller: Caller) -> TenantLimits:
-        """Those that the request came with, also where others hold by now."""
-        limits = caller.limits or TenantLimits()
-        self._limits[caller.tenant] = limits
-        return limits
-
     def _share(self, limits: TenantLimits) -> Share:
         return share_of(limits, self._gateways)
 
-    def _refused(self, refusal: Refusal, caller: Caller) -> ApiError:
-        limits = self._limits_of(caller)
+    def _refused(self, refusal: Refusal, caller: Caller, limits: TenantLimits) -> ApiError:
         self._metrics.tenant_rejected.labels(caller.tenant, refusal.reason.value).inc()
         message = _TOLD[refusal.reason].format(
             requests_per_minute=limits.requests_per_minute,

@@ -4,13 +4,16 @@ import argparse
 import asyncio
 import json
 import math
+import os
 import shlex
 import signal
 import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from moonpool.arguments import PORT_MAX, Command, folder, seconds, whole_number
 from moonpool.errors import EXIT_OK, UsageError
+from moonpool.find_stack import API_KEY_VARIABLE
 from moonpool.run_folder import DEFAULT_NAME, NAME_PATTERN
 
 if TYPE_CHECKING:
@@ -161,11 +164,16 @@ async def _serve(config: "StackConfig") -> None:
     async with running_stack(config, report) as stack:
         state = stack.state()
         print(f"ready {state.url}", flush=True)
-        print(example_curl(state.url, state.model), flush=True)
+        print(example_curl(state.url, state.model, asks_for_key=asks_for_key(os.environ)), flush=True)
         raise await stack.failure()
 
 
-def example_curl(url: str, model: str) -> str:
+def asks_for_key(environment: Mapping[str, str]) -> bool:
+    """Whether the gateways of this environment have API keys."""
+    return any(environment.get(name) for name in ("MOONPOOL_API_KEYS", "MOONPOOL_API_KEYS_FILE"))
+
+
+def example_curl(url: str, model: str, *, asks_for_key: bool = False) -> str:
     """A command to copy that asks for one streamed answer."""
     body = {
         "model": model,
@@ -175,7 +183,9 @@ def example_curl(url: str, model: str) -> str:
         "stream": True,
     }
     header = shlex.quote("Content-Type: application/json")
-    return f"curl -N {url}/chat/completions -H {header} -d {shlex.quote(json.dumps(body))}"
+    # In quotes that let the shell put the variable in.
+    key = f' -H "Authorization: Bearer ${API_KEY_VARIABLE}"' if asks_for_key else ""
+    return f"curl -N {url}/chat/completions -H {header}{key} -d {shlex.quote(json.dumps(body))}"
 
 
 COMMAND = Command("up", "start a whole stack on this machine and serve until Ctrl-C", add_arguments, run)

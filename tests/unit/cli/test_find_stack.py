@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from moonpool.errors import CommandError
-from moonpool.find_stack import add_cluster_arguments, add_stack_arguments, api_url, cluster_urls
+from moonpool.find_stack import add_cluster_arguments, add_stack_arguments, api_url, cluster_urls, gateway_api
 from moonpool.run_folder import StackState, run_folder, write_state
 
 pytestmark = pytest.mark.unit
@@ -19,7 +19,13 @@ PID_OF_NOBODY = (1 << 22) + 1
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("MOONPOOL_HOME", str(tmp_path))
-    for variable in ("MOONPOOL_URL", "MOONPOOL_NATS_URL", "MOONPOOL_ETCD_URL"):
+    for variable in (
+        "MOONPOOL_URL",
+        "MOONPOOL_NATS_URL",
+        "MOONPOOL_ETCD_URL",
+        "MOONPOOL_API_KEY",
+        "MOONPOOL_CA_FILE",
+    ):
         monkeypatch.delenv(variable, raising=False)
     return tmp_path
 
@@ -35,6 +41,20 @@ def asked_url(*arguments: str) -> str:
     parser = argparse.ArgumentParser()
     add_stack_arguments(parser)
     return api_url(parser.parse_args(arguments))
+
+
+def test_key_and_certificates_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    parser = argparse.ArgumentParser()
+    add_stack_arguments(parser)
+    plain = gateway_api(parser.parse_args(["--url", "https://a"]), timeout_s=5)
+    assert (plain.url, plain.key, plain.ca_file, plain.timeout_s) == ("https://a", "", None, 5)
+    monkeypatch.setenv("MOONPOOL_API_KEY", "mp-x")
+    monkeypatch.setenv("MOONPOOL_CA_FILE", "/env.pem")
+    asked = gateway_api(parser.parse_args(["--url", "https://a"]))
+    assert (asked.key, asked.ca_file) == ("mp-x", Path("/env.pem"))
+    assert gateway_api(parser.parse_args(["--url", "https://a", "--ca-file", "/b.pem"])).ca_file == Path(
+        "/b.pem"
+    )
 
 
 def test_the_gateway_is_found_in_this_order(monkeypatch: pytest.MonkeyPatch) -> None:

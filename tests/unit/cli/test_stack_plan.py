@@ -190,3 +190,11 @@ def test_a_stack_may_listen_on_ipv6() -> None:
             check_port("::1", port)
     check_port("::1", 0)
     check_port("::", 0)
+
+
+def test_the_command_to_copy_takes_the_key_from_the_environment() -> None:
+    assert not up.asks_for_key({"MOONPOOL_API_KEYS": ""})
+    assert up.asks_for_key({"MOONPOOL_API_KEYS_FILE": "keys.toml"})
+    words = up.example_curl("http://a:1/v1", "tiny", asks_for_key=True)
+    assert '-H "Authorization: Bearer $MOONPOOL_API_KEY"' in words
+    assert "Authorization" not in up.example_curl("http://a:1/v1", "tiny")
