@@ -171,7 +171,8 @@ def _request_schema(schema: Schema, neutral: Neutral, model: str | None) -> Sche
     fields = msgspec.convert(schema["properties"], dict[str, Schema])
     properties = {name: {**of, "description": PARAMETER_TEXTS[name]} for name, of in fields.items()}
     if model is not None:
-        properties["model"]["enum"] = [model]
+        # Where it may be left out its type is one of several, and null is another value.
+        properties["model"]["enum"] = [model] if "type" in fields["model"] else [model, None]
     for name, values in neutral.items():
         properties[name] = {"enum": list(values), "description": NEUTRAL_TEXT}
     return {**schema, "properties": properties, "additionalProperties": False}

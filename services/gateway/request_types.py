@@ -14,6 +14,7 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 from gateway.parameter_limits import (
     CACHE_SALT_CHARS_MAX,
     CHOICES_MAX,
+    MESSAGE_CALLS_MAX,
     MESSAGE_PARTS_MAX,
     MESSAGES_MAX,
     PROMPTS_MAX,
@@ -112,7 +113,7 @@ class AssistantMessage(Struct, forbid_unknown_fields=True, tag_field="role", tag
 
     role: ClassVar[str] = "assistant"
     content: Content | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: Annotated[list[ToolCall], Meta(max_length=MESSAGE_CALLS_MAX)] | None = None
     name: str | None = None
     annotations: Nothing = None
     audio: None = None
@@ -249,7 +250,7 @@ class CompletionRequest(GenerationRequest, kw_only=True):
 class TokenizeRequest(Struct, kw_only=True):
     """A text or a conversation, one of them."""
 
-    model: str
+    model: str | None = None
     prompt: str | None = None
     messages: Annotated[list[ChatMessage], Meta(min_length=1, max_length=MESSAGES_MAX)] | None = None
     tools: Tools | None = None
@@ -263,7 +264,7 @@ class TokenizeRequest(Struct, kw_only=True):
 class DetokenizeRequest(Struct, kw_only=True):
     """`tokens` are read by `gateway.prompts`, like a prompt."""
 
-    model: str
+    model: str | None = None
     tokens: Annotated[Raw, Meta(extra_json_schema={"type": "array", "items": TOKEN_ID_SCHEMA})]
 
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from gateway.api_errors import ApiError
 from gateway.model_limits import ModelLimits
+from gateway.parameter_limits import MESSAGE_CALLS_MAX
 from gateway.prompts import prompts_of
 from gateway.request_body import (
     NEUTRAL_OF,
@@ -153,6 +154,9 @@ def test_a_range_is_told_with_what_breaks_it() -> None:
         == "stop[1] has 1025 characters, must have at most 1024 characters"
     )
     assert refused(guided_choice=[]).message == "guided_choice has 0 entries, must have at least 1 entries"
+    calls = [{"id": "c", "function": {"name": "f", "arguments": "{}"}}] * (MESSAGE_CALLS_MAX + 1)
+    too_many = refused(messages=[{"role": "assistant", "tool_calls": calls}])
+    assert too_many.message == "messages[0].tool_calls must have at most 128 entries"
     assert refused(messages=[]).message == "messages must have at least 1 entries"
 
 
@@ -189,7 +193,7 @@ def test_any_json_is_read_or_refused_with_a_sentence(decode, parameters, message
             assert 0 < len(outcome.message) < 1000
             assert outcome.param is None or len(outcome.param) < 300
         else:
-            assert outcome.model == body["model"]
+            assert outcome.model == body.get("model")
 
 
 def read_or_refused(decode: Callable[[bytes], msgspec.Struct], body: bytes) -> msgspec.Struct | ApiError:
