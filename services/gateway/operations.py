@@ -8,8 +8,17 @@ from enum import StrEnum
 
 from msgspec import Struct
 
-from gateway.answer_types import ChatChunk, ChatCompletion, ErrorBody, ModelList, ModelObject, TextCompletion
-from gateway.request_types import ChatRequest, CompletionRequest
+from gateway.answer_types import (
+    ChatChunk,
+    ChatCompletion,
+    DetokenizeResponse,
+    ErrorBody,
+    ModelList,
+    ModelObject,
+    TextCompletion,
+    TokenizeResponse,
+)
+from gateway.request_types import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 
 JSON_TYPE = "application/json"
 
@@ -21,6 +30,8 @@ class OperationName(StrEnum):
     COMPLETIONS = "completions"
     MODELS = "models"
     MODEL = "model"
+    TOKENIZE = "tokenize"
+    DETOKENIZE = "detokenize"
     OPENAPI = "openapi"
     DOCS = "docs"
 
@@ -45,6 +56,7 @@ class Operation:
 
 
 GENERATION_ERROR_STATUSES = (400, 401, 404, 408, 413, 429, 503, 504)
+TOKENS_ERROR_STATUSES = (400, 401, 404, 408, 413, 429, 503)
 
 OPERATIONS: tuple[Operation, ...] = (
     Operation(
@@ -70,6 +82,26 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation("GET", "/v1/models", OperationName.MODELS, "The models", None, ModelList, None, (401,)),
     Operation(
         "GET", "/v1/models/{model:.+}", OperationName.MODEL, "One model", None, ModelObject, None, (401, 404)
+    ),
+    Operation(
+        "POST",
+        "/tokenize",
+        OperationName.TOKENIZE,
+        "The tokens of a text or a conversation",
+        TokenizeRequest,
+        TokenizeResponse,
+        None,
+        TOKENS_ERROR_STATUSES,
+    ),
+    Operation(
+        "POST",
+        "/detokenize",
+        OperationName.DETOKENIZE,
+        "The text of tokens",
+        DetokenizeRequest,
+        DetokenizeResponse,
+        None,
+        TOKENS_ERROR_STATUSES,
     ),
     Operation("GET", "/openapi.json", OperationName.OPENAPI, "This document", None, None, needs_key=False),
     Operation(

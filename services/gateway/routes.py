@@ -35,6 +35,7 @@ from gateway.requests import Requests
 from gateway.stop_matcher import StopStrings
 from gateway.tenant_use import TenantUse
 from gateway.text import Prompt, TextModel
+from gateway.tokenize_routes import TokenizeRoutes
 from gateway.tool_parsers import tool_parser
 from gateway.validate import Generation
 from policy.core import RequestId
@@ -71,11 +72,14 @@ class Api:
 
     def routes(self) -> tuple[web.RouteDef, ...]:
         pages = ApiPages(self._model.limits.name)
+        tokens = TokenizeRoutes(self._model, self._requests, self._bodies)
         handles: dict[str, Handle] = {
             OperationName.CHAT_COMPLETIONS: self._chat,
             OperationName.COMPLETIONS: self._completion,
             OperationName.MODELS: self._models,
             OperationName.MODEL: self._model_by_id,
+            OperationName.TOKENIZE: tokens.tokenize,
+            OperationName.DETOKENIZE: tokens.detokenize,
             OperationName.OPENAPI: pages.document,
             OperationName.DOCS: pages.page,
         }

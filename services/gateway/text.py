@@ -130,20 +130,41 @@ class TextModel:
         tools: ToolUse | None = None,
         space: Namespace | None = None,
         options: TemplateOptions = AS_USUAL,
+        *,
+        add_special_tokens: bool = False,
     ) -> Prompt:
         """The rendered conversation with the beginning of the answer; its blocks are those of `space`, or of
         everybody's. Raises ApiError."""
         self._check_length("messages", sum(content_chars(message) for message in messages))
-        return await self._run(lambda: self._prompt(self._encode_chat(messages, tools, options), space))
+        return await self._run(
+            lambda: self._prompt(
+                self._encode(self._render(messages, tools, options), add_special_tokens=add_special_tokens),
+                space,
+            )
+        )
 
-    async def encode_text(self, text: str, space: Namespace | None = None) -> Prompt:
+    async def encode_text(
+        self, text: str, space: Namespace | None = None, *, add_special_tokens: bool = True
+    ) -> Prompt:
         """A raw prompt, with what the tokenizer puts before it. Raises ApiError."""
         self._check_length("prompt", len(text))
-        return await self._run(lambda: self._prompt(self._encode(text, add_special_tokens=True), space))
+        return await self._run(
+            lambda: self._prompt(self._encode(text, add_special_tokens=add_special_tokens), space)
+        )
 
     async def prompt_of(self, token_ids: Sequence[int], space: Namespace | None = None) -> Prompt:
         """A prompt that came as token ids, which must be in the vocabulary."""
         return await self._run(lambda: self._prompt(pack_token_ids(token_ids), space))
+
+    async def tokens_of(self, prompt: Prompt, *, spelled: bool) -> tuple[list[int], list[str] | None]:
+        """Its token ids and, where they are to be `spelled`, the vocabulary's entries."""
+
+        def told() -> tuple[list[int], list[str] | None]:
+            token_ids = unpack_token_ids(prompt.token_ids)
+            spell = self._tokenizer.id_to_token
+            return token_ids, [spell(token_id) or "" for token_id in token_ids] if spelled else None
+
+        return await self._run(told)
 
     async def decode(self, token_ids: Sequence[int], *, keep_special: bool = False) -> str:
         """The text of tokens that are all there; bytes that are no UTF-8 are U+FFFD."""
@@ -164,16 +185,16 @@ class TextModel:
         if chars > self._text_chars_max:
             raise text_too_long(param, chars, self.limits)
 
-    def _encode_chat(
+    def _render(
         self, messages: Sequence[ChatMessage], tools: ToolUse | None, options: TemplateOptions
-    ) -> bytes:
+    ) -> str:
         if self._template is None:
             raise invalid(
                 "messages", f"the model {self.limits.name!r} has no chat template; use /v1/completions"
             )
         rendered = render_chat(self._template, messages, tools, options)
         self._check_length("messages", len(rendered))
-        return self._encode(rendered, add_special_tokens=False)
+        return rendered
 
     def _encode(self, text: str, *, add_special_tokens: bool) -> bytes:
         (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
