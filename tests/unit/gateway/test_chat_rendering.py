@@ -2,7 +2,7 @@
 
 import msgspec
 import pytest
-from tests.unit.gateway.chat_templates import CHATML, LLAMA3
+from tests.unit.gateway.chat_templates import CHATML, LLAMA3, QWEN3
 
 from gateway.api_errors import ApiError
 from gateway.chat_rendering import TemplateOptions, render_chat, template_options
@@ -54,6 +54,8 @@ def test_the_templates_own_variables() -> None:
     assert rendered(THINKING, chat_template_kwargs={"enable_thinking": False, "other": [1]}) == (
         "Hello|assistant|<think></think>"
     )
+    assert rendered(QWEN3).endswith("<|im_start|>assistant\n")
+    assert rendered(QWEN3, chat_template_kwargs={"enable_thinking": False}).endswith("\n\n</think>\n\n")
 
 
 @pytest.mark.parametrize("name", ["messages", "tools", "documents", "add_generation_prompt", "bos_token"])

@@ -54,7 +54,7 @@ def as_transformers_has_it(conversation: list[dict[str, object]]) -> list[dict[s
     return written
 
 
-@pytest.mark.parametrize("source", [chat_templates.QWEN, chat_templates.LLAMA3])
+@pytest.mark.parametrize("source", [chat_templates.QWEN, chat_templates.QWEN3, chat_templates.LLAMA3])
 @pytest.mark.parametrize("tools", [USE.template_tools, None])
 def test_a_conversation_with_tools_equals_transformers(source: str, tools: list[dict] | None) -> None:
     transformers = pytest.importorskip("transformers")
@@ -93,6 +93,7 @@ def test_mistrals_template_gets_ids_that_it_takes() -> None:
     ("source", "knows_tools", "tool_format"),
     [
         (chat_templates.QWEN, True, ToolFormat.HERMES),
+        (chat_templates.QWEN3, True, ToolFormat.HERMES),
         (chat_templates.LLAMA3, True, ToolFormat.LLAMA3_JSON),
         (chat_templates.MISTRAL, True, ToolFormat.MISTRAL),
         (chat_templates.CHATML, False, ToolFormat.HERMES),
