@@ -130,7 +130,7 @@ def _success(operation: Operation) -> Schema:
                 "items": event,
             }
         }
-    return {"description": "OK", "headers": headers_of(HTTPStatus.OK), "content": content}
+    return {"description": "OK", "headers": _headers(operation, HTTPStatus.OK), "content": content}
 
 
 def _answer_schema(operation: Operation) -> Schema:
@@ -142,9 +142,15 @@ def _answer_schema(operation: Operation) -> Schema:
 def _failure(operation: Operation, status: int) -> Schema:
     return {
         "description": HTTPStatus(status).phrase,
-        "headers": headers_of(status if operation.error_body is ErrorBody else HTTPStatus.OK),
+        "headers": _headers(operation, status),
         "content": {JSON_TYPE: {"schema": {"$ref": SCHEMAS + operation.error_body.__name__}}},
     }
+
+
+def _headers(operation: Operation, status: int) -> Mapping[str, object]:
+    # Only what asks for work counts against limits; an instance that is not ready says nothing of when.
+    limited = operation.needs_key and operation.method == "POST"
+    return headers_of(status, limited=limited, waiting=operation.error_body is ErrorBody)
 
 
 def _error_statuses(operation: Operation) -> tuple[int, ...]:

@@ -41,6 +41,19 @@ HEADER_PARAMETERS: tuple[dict[str, object], ...] = tuple(
     for name, text, schema in _REQUEST_HEADERS
 )
 _RETRY_AFTER, _RETRY_AFTER_MS = "Retry-After", "retry-after-ms"
+_LIMIT_TEXTS = {
+    "limit": "The tenant's limit of {of} a minute, where it has one.",
+    "remaining": "How many {of} are left.",
+    "reset": "How long until all {of} of the limit are there again, such as 1m30s.",
+}
+_LIMIT_HEADERS = {
+    f"x-ratelimit-{what}-{of}": {
+        "description": text.format(of=of),
+        "schema": {"type": "string" if what == "reset" else "integer"},
+    }
+    for of in ("requests", "tokens")
+    for what, text in _LIMIT_TEXTS.items()
+}
 _WAITING_STATUSES = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
 
 RESPONSE_HEADERS: dict[str, dict[str, object]] = {
@@ -63,12 +76,14 @@ RESPONSE_HEADERS: dict[str, dict[str, object]] = {
         "description": "Which limit or target stood against it, in one word.",
         "schema": {"type": "string"},
     },
+    **_LIMIT_HEADERS,
 }
 
 
-def headers_of(status: int) -> dict[str, dict[str, str]]:
-    """References to the headers of answers with that status."""
-    names = [REQUEST_ID_HEADER]
-    if status in _WAITING_STATUSES:
+def headers_of(status: int, *, limited: bool, waiting: bool = True) -> dict[str, dict[str, str]]:
+    """References to the headers of answers with that status. `limited`: the operation counts against a
+    tenant's limits; not `waiting`: none of its answers says when to come again."""
+    names = [REQUEST_ID_HEADER, *(_LIMIT_HEADERS if limited else ())]
+    if waiting and status in _WAITING_STATUSES:
         names += [_RETRY_AFTER, _RETRY_AFTER_MS, REJECTED_REASON_HEADER]
     return {name: {"$ref": f"#/components/headers/{name}"} for name in names}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 from referencing import Registry, Resource
@@ -142,6 +142,7 @@ def test_the_examples_are_taken(request_class) -> None:
 
 
 @pytest.mark.parametrize("request_class", SERVED_REQUESTS)
+@settings(max_examples=50)
 @given(data=st.data())
 def test_what_the_schema_refuses_is_refused_and_what_it_takes_has_the_right_type(request_class, data) -> None:
     schema = TREE["components"]["schemas"][request_class.__name__]
