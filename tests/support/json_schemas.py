@@ -73,7 +73,7 @@ SQUARE = closed(shape={"const": "square"}, side=whole(1, 99))
 SCHEMAS = (
     Asked("a yes or no", FLAG),
     Asked("nothing at all", {"type": "null"}),
-    Asked("a share between 0 and 1", {"type": "number", "minimum": 0, "maximum": 1}),
+    Asked("quarters of a litre", {"type": "number", "minimum": 0, "maximum": 2, "multipleOf": 0.25}),
     Asked("a year of the last century", whole(1900, 1999)),
     Asked("a temperature below zero", whole(-40, -1)),
     Asked("a large number", whole(100_000, 999_999_999)),
@@ -81,7 +81,10 @@ SCHEMAS = (
     Asked("a multiple of five", {"type": "integer", "minimum": 0, "maximum": 100, "multipleOf": 5}),
     Asked("a short word", {"type": "string", "minLength": 3, "maxLength": 10}),
     Asked("the word yes", {"const": "yes"}),
-    Asked("a price", closed(price={"type": "number", "exclusiveMinimum": 0.5, "maximum": 99.5})),
+    Asked(
+        "a price",
+        closed(price={"type": "number", "exclusiveMinimum": 0.5, "maximum": 99.5, "multipleOf": 0.5}),
+    ),
     Asked("a fixed object", {"const": {"a": [1, 2, None], "b": "x"}}),
     Asked("a season", {"enum": ["spring", "summer", "autumn", "winter"]}),
     Asked("one of several kinds of values", {"enum": [1, "one", None, True, [1]]}),

@@ -100,6 +100,15 @@ class RawClient:
                     return None if content == DONE else json.loads(content)
         raise ConnectionResetError("the stream ended without [DONE]")
 
+    async def events(self) -> tuple[list[dict[str, Any]], bool]:
+        """All that come, and whether the stream ended as one does that is whole."""
+        found: list[dict[str, Any]] = []
+        with suppress(ConnectionError):
+            while (event := await self.event()) is not None:
+                found.append(event)
+            return found, True
+        return found, False
+
     async def ended(self, timeout_s: float) -> bool:
         """Whether the other side ends the connection within that time, whatever it says before."""
         with suppress(TimeoutError):
