@@ -70,6 +70,9 @@ class Runner(Protocol):
     async def deliver(self, raw: RawMessage) -> None:
         """Return once the next one may come: waiting here is what keeps the rest in the queue."""
 
+    def deliver_now(self, raw: RawMessage) -> bool:
+        """The same without a wait. False, with nothing done, where it or one before it has to wait."""
+
     async def stop(self, timeout_s: float | None = None) -> None:
         """Begin no more; wait for what runs, then cancel what `timeout_s` did not end."""
 
@@ -84,17 +87,40 @@ class InOrderRunner:
         self._log = log
         self._stopped = False
         self._taken = 0
+        self._taken_in_turn = 0
+        self._telling: set[asyncio.Task[None]] = set()
+        """Answers to askers of what could not be taken."""
 
     async def deliver(self, raw: RawMessage) -> None:
+        self._take_in(raw)
+        self._taken += 1
+        if self._taken % TAKEN_AT_ONCE_MAX == 0:
+            await asyncio.sleep(0)
+
+    def deliver_now(self, raw: RawMessage) -> bool:
+        if self._taken_in_turn == 0:
+            asyncio.get_running_loop().call_soon(self._end_turn)
+        if self._taken_in_turn == TAKEN_AT_ONCE_MAX:
+            return False
+        self._taken_in_turn += 1
+        self._take_in(raw)
+        return True
+
+    def _end_turn(self) -> None:
+        self._taken_in_turn = 0
+
+    def _take_in(self, raw: RawMessage) -> None:
         if self._stopped:
             return
         failed = self._failed(raw)
         if failed is not None and raw.respond is not None:
-            with contextlib.suppress(MoonpoolError):
-                await raw.respond(self._stamp.encode_reply(failed, 1))
-        self._taken += 1
-        if self._taken % TAKEN_AT_ONCE_MAX == 0:
-            await asyncio.sleep(0)
+            telling = asyncio.create_task(self._tell(raw.respond, failed))
+            self._telling.add(telling)
+            telling.add_done_callback(self._telling.discard)
+
+    async def _tell(self, respond: Respond, failed: HandlerFailed) -> None:
+        with contextlib.suppress(MoonpoolError):
+            await respond(self._stamp.encode_reply(failed, 1))
 
     async def stop(self, timeout_s: float | None = None) -> None:
         self._stopped = True
@@ -117,7 +143,9 @@ class HandlerRunner:
         self, handler: Handler, concurrency_max: int, stamp: Stamp, metrics: ServiceMetrics, log: Logger
     ) -> None:
         self._handler = handler
-        self._places = asyncio.Semaphore(concurrency_max)
+        self._concurrency_max = concurrency_max
+        self._room = asyncio.Event()
+        self._delivering = 0
         self._stamp = stamp
         self._metrics = metrics
         self._log = log
@@ -126,9 +154,23 @@ class HandlerRunner:
 
     async def deliver(self, raw: RawMessage) -> None:
         """Return once the handler has started: waiting here is what keeps the rest in the queue."""
-        await self._places.acquire()
+        self._delivering += 1
+        try:
+            while len(self._tasks) >= self._concurrency_max:
+                self._room.clear()
+                await self._room.wait()
+        finally:
+            self._delivering -= 1
+        self._start(raw)
+
+    def deliver_now(self, raw: RawMessage) -> bool:
+        if self._delivering or len(self._tasks) >= self._concurrency_max:
+            return False
+        self._start(raw)
+        return True
+
+    def _start(self, raw: RawMessage) -> None:
         if self._stopped:
-            self._places.release()
             return
         task = asyncio.create_task(self._run(raw))
         self._tasks.add(task)
@@ -148,7 +190,7 @@ class HandlerRunner:
 
     def _done(self, task: "asyncio.Task[None]") -> None:
         self._tasks.discard(task)
-        self._places.release()
+        self._room.set()
 
     async def _run(self, raw: RawMessage) -> None:
         replies = await self._replies(raw)
@@ -178,7 +220,7 @@ class HandlerRunner:
 
     async def _respond(self, respond: Respond, reply: object, seq: int) -> None:
         await respond(self._stamp.encode_reply(reply, seq))
-        self._metrics.bus_sent.labels("reply").inc()
+        self._metrics.count_sent("reply")
 
     async def _replies(self, raw: RawMessage) -> tuple[object, ...] | AsyncGenerator[object, None]:
         received = _received(raw, self._metrics, self._log)
@@ -213,7 +255,7 @@ def _received(raw: RawMessage, metrics: ServiceMetrics, log: Logger) -> Received
         metrics.bus_dropped.labels(family, "malformed").inc()
         log.warning("message dropped", subject=raw.subject, reason="malformed", error=error)
         return HandlerFailed(str(error))
-    metrics.bus_received.labels(family).inc()
+    metrics.count_received(family)
     trace = None
     if raw.traceparent:
         trace = TraceContext.parse(raw.traceparent, raw.client_request_id or "")

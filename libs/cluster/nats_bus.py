@@ -7,8 +7,8 @@ its message to a bounded runner; with nobody listening the server answers a requ
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
+from functools import partial
 
-from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription as ClientSubscription
 
@@ -27,6 +27,7 @@ from cluster.delivery import (
 from cluster.errors import DeadlineError, DisconnectedError, NoResponderError
 from cluster.logs import Logger, without_credentials
 from cluster.metrics import ServiceMetrics
+from cluster.nats_client import DirectClient
 from cluster.nats_connection import CLIENT_ERRORS, NatsConnection, server_urls
 from cluster.tracing import TraceContext
 from kvindex.core import InstanceId
@@ -49,7 +50,8 @@ class NatsBus:
         self._stamp = Stamp(instance, incarnation)
         self._connection = NatsConnection(server_urls(url), instance, metrics, log, self._equip)
         self._inbox = ""
-        self._waiting: dict[str, asyncio.Queue[Msg]] = {}
+        self._waiting: dict[str, Callable[[Msg], None]] = {}
+        """By token: who takes the replies to a request."""
         self._next_token = 0
         self._subscriptions: set[_NatsSubscription] = set()
 
@@ -93,15 +95,22 @@ class NatsBus:
 
     async def publish(self, subject: str, body: object, *, trace: TraceContext | None = None) -> None:
         await self._connection.send(subject, self._stamp.encode(subject, body), _headers(trace))
-        self._metrics.bus_sent.labels(subjects.family(subject)).inc()
+        self._metrics.count_sent(subjects.family(subject))
 
     async def request(
         self, subject: str, body: object, *, timeout_s: float, trace: TraceContext | None = None
     ) -> object:
-        async with contextlib.aclosing(self._replies(subject, body, timeout_s, trace)) as replies:
-            async for reply in replies:
-                return reply
-        raise AssertionError("replies end only by an error")
+        loop = asyncio.get_running_loop()
+        reply: asyncio.Future[Msg] = loop.create_future()
+        # One timer, and no task, queue or generator: there are three of these to each client's request.
+        timer = loop.call_later(timeout_s, _fail, reply, DeadlineError(_unanswered(subject, timeout_s)))
+        with self._awaited(partial(_take_one, reply)) as token, self._observed(subject):
+            try:
+                await self._ask(subject, body, token, trace)
+                message = await reply
+            finally:
+                timer.cancel()
+            return _body_of(subject, message)
 
     def request_many(self, subject: str, body: object, *, timeout_s: float) -> AsyncIterator[object]:
         return self._replies(subject, body, timeout_s, None)
@@ -152,27 +161,42 @@ class NatsBus:
     async def _replies(
         self, subject: str, body: object, timeout_s: float, trace: TraceContext | None
     ) -> AsyncGenerator[object, None]:
-        if not self.connected:
-            raise DisconnectedError("the bus is disconnected")
-        self._next_token += 1
-        token = str(self._next_token)
         queue: asyncio.Queue[Msg] = asyncio.Queue(REPLIES_PENDING_MAX)
-        self._waiting[token] = queue
-        family = subjects.family(subject)
-        try:
-            with self._observed(family):
-                data = self._stamp.encode(subject, body)
-                await self._connection.send(subject, data, _headers(trace), f"{self._inbox}.{token}")
-                self._metrics.bus_sent.labels(family).inc()
+        with self._awaited(partial(self._queue_reply, queue)) as token:
+            with self._observed(subject):
+                await self._ask(subject, body, token, trace)
                 reply = await self._next_reply(subject, queue, timeout_s)
             while True:
                 yield reply
                 reply = await self._next_reply(subject, queue, timeout_s)
+
+    @contextlib.contextmanager
+    def _awaited(self, take: Callable[[Msg], None]) -> Iterator[str]:
+        """The token by which replies are told from others; within, `take` gets them."""
+        self._next_token += 1
+        token = str(self._next_token)
+        self._waiting[token] = take
+        try:
+            yield token
         finally:
             del self._waiting[token]
 
+    async def _ask(self, subject: str, body: object, token: str, trace: TraceContext | None) -> None:
+        if not self.connected:
+            raise DisconnectedError("the bus is disconnected")
+        data = self._stamp.encode(subject, body)
+        await self._connection.send(subject, data, _headers(trace), f"{self._inbox}.{token}")
+        self._metrics.count_sent(subjects.family(subject))
+
+    def _queue_reply(self, queue: "asyncio.Queue[Msg]", message: Msg) -> None:
+        try:
+            queue.put_nowait(message)
+        except asyncio.QueueFull:
+            self._metrics.bus_dropped.labels("reply", "overflow").inc()
+            self._log.warning("message dropped", subject="reply", reason="overflow")
+
     @contextlib.contextmanager
-    def _observed(self, family: str) -> Iterator[None]:
+    def _observed(self, subject: str) -> Iterator[None]:
         """Measure what runs within, until the first reply or error."""
         started_s = asyncio.get_running_loop().time()
         outcome = "error"
@@ -187,36 +211,34 @@ class NatsBus:
             raise
         finally:
             elapsed_s = asyncio.get_running_loop().time() - started_s
-            self._metrics.bus_request_s.labels(family, outcome).observe(elapsed_s)
+            self._metrics.observe_request(subjects.family(subject), outcome, elapsed_s)
 
     async def _next_reply(self, subject: str, queue: "asyncio.Queue[Msg]", timeout_s: float) -> object:
         try:
             async with asyncio.timeout(timeout_s):
                 message = await queue.get()
         except TimeoutError as error:
-            raise DeadlineError(f"no answer on {subject} within {timeout_s:g} s") from error
-        if message.headers and message.headers.get("Status") == _NO_RESPONDERS:
-            raise NoResponderError(f"nobody listens on {subject}")
-        return read_reply(message.data)
+            raise DeadlineError(_unanswered(subject, timeout_s)) from error
+        return _body_of(subject, message)
 
     async def _respond(self, reply_subject: str, data: bytes) -> None:
-        await self._connection.send(reply_subject, data, {})
+        await self._connection.send(reply_subject, data, None)
 
-    async def _equip(self, client: Client) -> None:
+    async def _equip(self, client: DirectClient) -> None:
         self._inbox = client.new_inbox()
-        await client.subscribe(f"{self._inbox}.*", cb=self._on_reply)
+        inbox = await client.subscribe(f"{self._inbox}.*", cb=self._on_reply)
+        client.take_directly(inbox, self._take_reply)
         for subscription in tuple(self._subscriptions):
             await subscription.attach(client)
 
     async def _on_reply(self, message: Msg) -> None:
-        queue = self._waiting.get(message.subject.rpartition(".")[2])
-        if queue is None:
-            return
-        try:
-            queue.put_nowait(message)
-        except asyncio.QueueFull:
-            self._metrics.bus_dropped.labels("reply", "overflow").inc()
-            self._log.warning("message dropped", subject="reply", reason="overflow")
+        self._take_reply(message)
+
+    def _take_reply(self, message: Msg) -> bool:
+        take = self._waiting.get(message.subject.rpartition(".")[2])
+        if take is not None:
+            take(message)
+        return True
 
 
 class _NatsSubscription:
@@ -239,7 +261,7 @@ class _NatsSubscription:
         self._forget = forget
         self._attached: ClientSubscription | None = None
 
-    async def attach(self, client: Client) -> None:
+    async def attach(self, client: DirectClient) -> None:
         self._attached = await client.subscribe(
             self._subject,
             self._queue,
@@ -247,6 +269,7 @@ class _NatsSubscription:
             pending_msgs_limit=self._pending_max,
             pending_bytes_limit=SUBSCRIPTION_BYTES_MAX,
         )
+        client.take_directly(self._attached, self._take_now)
 
     async def unsubscribe(self) -> None:
         await self.stop(None)
@@ -259,29 +282,45 @@ class _NatsSubscription:
         await self._runner.stop(timeout_s)
 
     async def _on_message(self, message: Msg) -> None:
-        respond = None
-        if message.reply:
-            reply_subject = message.reply
+        await self._runner.deliver(self._raw(message))
 
-            async def respond(data: bytes) -> None:
-                await self._respond(reply_subject, data)
+    def _take_now(self, message: Msg) -> bool:
+        return self._runner.deliver_now(self._raw(message))
 
-        headers = message.headers or {}
-        await self._runner.deliver(
-            RawMessage(
-                message.subject,
-                message.data,
-                headers.get(TRACE_HEADER),
-                respond,
-                headers.get(CLIENT_ID_HEADER),
-            )
-        )
+    def _raw(self, message: Msg) -> RawMessage:
+        respond = partial(self._respond, message.reply) if message.reply else None
+        headers = message.headers
+        if not headers:
+            return RawMessage(message.subject, message.data, None, respond)
+        trace, client_id = headers.get(TRACE_HEADER), headers.get(CLIENT_ID_HEADER)
+        return RawMessage(message.subject, message.data, trace, respond, client_id)
 
 
-def _headers(trace: TraceContext | None) -> dict[str, str]:
+def _take_one(reply: "asyncio.Future[Msg]", message: Msg) -> None:
+    if not reply.done():
+        reply.set_result(message)
+
+
+def _fail(reply: "asyncio.Future[Msg]", error: Exception) -> None:
+    if not reply.done():
+        reply.set_exception(error)
+
+
+def _unanswered(subject: str, timeout_s: float) -> str:
+    return f"no answer on {subject} within {timeout_s:g} s"
+
+
+def _body_of(subject: str, message: Msg) -> object:
+    if message.headers and message.headers.get("Status") == _NO_RESPONDERS:
+        raise NoResponderError(f"nobody listens on {subject}")
+    return read_reply(message.data)
+
+
+def _headers(trace: TraceContext | None) -> bytes | None:
+    """As NATS has them on the wire; neither value can hold a line's end."""
     if trace is None:
-        return {}
-    headers = {TRACE_HEADER: trace.traceparent()}
+        return None
+    lines = f"NATS/1.0\r\n{TRACE_HEADER}: {trace.traceparent()}\r\n"
     if trace.client_request_id:
-        headers[CLIENT_ID_HEADER] = trace.client_request_id
-    return headers
+        lines += f"{CLIENT_ID_HEADER}: {trace.client_request_id}\r\n"
+    return f"{lines}\r\n".encode()

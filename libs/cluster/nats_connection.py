@@ -11,18 +11,18 @@ raises CancelledError by itself.
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from urllib.parse import urlsplit
 
 import nats.errors
-from nats.aio.client import Client
 
 from cluster import subjects
 from cluster.delivery import tell_connection
 from cluster.errors import ConfigError, DeadlineError, DisconnectedError, ProtocolError
 from cluster.logs import Logger, without_credentials
 from cluster.metrics import ServiceMetrics
+from cluster.nats_client import DirectClient
 
 SCHEMES = frozenset({"nats", "tls"})
 DEFAULT_SCHEME = "nats"
@@ -54,7 +54,7 @@ class NatsConnection:
         name: str,
         metrics: ServiceMetrics,
         log: Logger,
-        equip: Callable[[Client], Awaitable[None]],
+        equip: Callable[[DirectClient], Awaitable[None]],
     ) -> None:
         """`equip` gives a client that takes over what it must listen to."""
         self._urls = list(urls)
@@ -62,7 +62,7 @@ class NatsConnection:
         self._metrics = metrics
         self._log = log
         self._equip = equip
-        self._client: Client | None = None
+        self._client: DirectClient | None = None
         self._connected = False
         self._closing = False
         self._callbacks: list[Callable[[bool], None]] = []
@@ -77,7 +77,7 @@ class NatsConnection:
         return self._connected
 
     @property
-    def client(self) -> Client:
+    def client(self) -> DirectClient:
         assert self._client is not None, "open comes first"
         return self._client
 
@@ -94,15 +94,15 @@ class NatsConnection:
             raise DisconnectedError(f"no NATS server answers within {timeout_s:g} s") from error
         self._watchdog = asyncio.create_task(self._watch())
 
-    async def send(self, subject: str, data: bytes, headers: Mapping[str, str], reply: str = "") -> None:
-        """Raises as `Bus.publish` does."""
+    async def send(self, subject: str, data: bytes, headers: bytes | None, reply: str = "") -> None:
+        """`headers` as they go over the wire. Raises as `Bus.publish` does."""
         payload_bytes_max = self.client.max_payload - HEADER_BYTES_MAX
         if len(data) > payload_bytes_max:
             raise ProtocolError(
                 f"message of {len(data)} bytes on {subject}: the limit is {payload_bytes_max}"
             )
         try:
-            await self.client.publish(subject, data, reply, dict(headers) or None)
+            await self.client.publish(subject, data, reply, headers)  # type: ignore[arg-type]  # see `nats_client`
         except nats.errors.BadSubjectError as error:
             raise ProtocolError(f"{subject!r} is no subject") from error
         except nats.errors.OutboundBufferLimitError as error:
@@ -133,7 +133,7 @@ class NatsConnection:
         self._set_connected(False)
 
     async def _connect(self) -> None:
-        client = Client()
+        client = DirectClient()
         try:
             await client.connect(
                 self._urls,
@@ -203,15 +203,15 @@ class NatsConnection:
             self._overflow_told_at_s[family] = now_s
             self._log.warning("message dropped", subject=subject, reason="overflow")
 
-    async def _on_disconnected(self, client: Client) -> None:
+    async def _on_disconnected(self, client: DirectClient) -> None:
         if client is self._client:
             self._set_connected(False)
 
-    async def _on_reconnected(self, client: Client) -> None:
+    async def _on_reconnected(self, client: DirectClient) -> None:
         if client is self._client:
             self._set_connected(True)
 
-    async def _on_closed(self, client: Client) -> None:
+    async def _on_closed(self, client: DirectClient) -> None:
         if client is self._client:
             self._set_connected(False)
             self._start_reopening()
@@ -252,7 +252,7 @@ def _malformed(part: str) -> ConfigError:
     return ConfigError(f"nats_url: {without_credentials(part)!r} must have the form nats://host:port")
 
 
-async def _round_trip(client: Client) -> None:
+async def _round_trip(client: DirectClient) -> None:
     """Until the server has taken all that was sent before.
 
     The client's own flush does not tell: its PING goes straight to the socket, past a subscription that
@@ -267,7 +267,7 @@ async def _round_trip(client: Client) -> None:
             await echo.unsubscribe()
 
 
-async def _close_client(client: Client) -> None:
+async def _close_client(client: DirectClient) -> None:
     """Close it within CLOSE_S_MAX; where the server hangs, its socket goes when the server does."""
     closing = asyncio.create_task(client.close())
     done, late = await asyncio.wait({closing}, timeout=CLOSE_S_MAX)

@@ -1,5 +1,7 @@
 """Names of the bus's subjects (DESIGN §5): the one place that spells them."""
 
+from functools import lru_cache
+
 from kvindex.core import InstanceId
 
 PREFIX = "moonpool.v1"
@@ -15,6 +17,8 @@ KV_EVENTS_ALL = f"{PREFIX}.kv.*"
 
 CONDUCTOR_QUEUE = "conductor"
 KVMETA_QUEUE = "kvmeta"
+SUBJECTS_CACHED_MAX = 4096
+"""Subjects whose family is remembered."""
 
 
 def load(instance: InstanceId) -> str:
@@ -42,6 +46,7 @@ _FAMILIES = frozenset(
 )
 
 
+@lru_cache(maxsize=SUBJECTS_CACHED_MAX)
 def family(subject: str) -> str:
     """The kind of subject without its instance, as metrics label it: a bounded set of words."""
     word = subject.removeprefix(f"{PREFIX}.").split(".", 1)[0]
