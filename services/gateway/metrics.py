@@ -8,6 +8,8 @@ TTFT = "ttft"
 """What the gateway compares with its prediction."""
 
 _TTFT_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+_REQUEST_BUCKETS_S = (0.001, 0.005, *_TTFT_BUCKETS_S, 300.0, 600.0)
+_LAG_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
 _GAP_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 
 
@@ -18,6 +20,19 @@ class GatewayMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         self.requests = Counter(
             "moonpool_gateway_requests", "API requests answered", ["route", "status"], registry=registry
+        )
+        self.request_s = Histogram(
+            "moonpool_gateway_request_seconds",
+            "From a request's arrival to the last byte of its answer",
+            ["route"],
+            buckets=_REQUEST_BUCKETS_S,
+            registry=registry,
+        )
+        self.loop_lag_s = Histogram(
+            "moonpool_gateway_loop_lag_seconds",
+            "How late the event loop comes to what is due, sampled",
+            buckets=_LAG_BUCKETS_S,
+            registry=registry,
         )
         self.rejected = Counter(
             "moonpool_gateway_rejected_requests",
@@ -84,5 +99,10 @@ class GatewayMetrics:
             "moonpool_gateway_tenant_tokens",
             "Tokens of prompts and answers that count against a tenant's limit",
             ["tenant"],
+            registry=registry,
+        )
+        self.limits_divided_by = Gauge(
+            "moonpool_gateway_limits_divided_by",
+            "Gateways that tenants' limits are divided among",
             registry=registry,
         )

@@ -89,6 +89,7 @@ class TenantUse:
         for tenant, use in self._uses.items():
             self._uses[tenant] = brought_up(use, self._share(self._limits[tenant]), now_s)
         self._gateways = max(1, gateways)
+        self._metrics.limits_divided_by.set(self._gateways)
 
     def keep_only(self, tenants: Mapping[str, object]) -> None:
         """Forget those that are no tenants any more and have nothing in progress."""

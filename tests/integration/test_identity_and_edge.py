@@ -1,6 +1,7 @@
 """Two gateways on one port, with keys and TLS, in front of real services whose engines take time only."""
 
 import json
+import re
 import ssl
 import time
 from collections.abc import Callable, Iterator
@@ -9,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from http.client import HTTPSConnection
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 from tests.support.certificates import Certificate, certificate
@@ -217,6 +219,7 @@ def test_the_log_of_a_request_says_whose_it_was_by_both_ids(edge: Edge) -> None:
 def test_where_one_gateway_is_killed_the_other_serves_on(edge: Edge) -> None:
     """Last: afterwards there is only one."""
     own = edge.api("acme", "gateway-1")
+    soon(lambda: _limits_divided_by(edge, "gateway-1") == 2)
     body = {"model": "tiny", "prompt": PROMPT, "max_tokens": 60, "ignore_eos": True}
     with ThreadPoolExecutor(1) as pool:
         events = own.stream("/completions", body)
@@ -228,6 +231,15 @@ def test_where_one_gateway_is_killed_the_other_serves_on(edge: Edge) -> None:
         for _ in range(10):
             ask(edge.api("acme"), PROMPT)
         assert rest.result(SOON_S_MAX)
+    # Its lease ends, and with it the part of every limit that it had.
+    soon(lambda: _limits_divided_by(edge, "gateway-1") == 1)
+
+
+def _limits_divided_by(edge: Edge, name: str) -> float:
+    context = ssl.create_default_context(cafile=str(edge.made.cert))
+    with urlopen(f"{edge.stack.url(name)}/metrics", timeout=HTTP_S_MAX, context=context) as answer:
+        text = answer.read().decode()
+    return float(re.findall(r"^moonpool_gateway_limits_divided_by (\S+)$", text, re.MULTILINE)[0])
 
 
 def _answered(edge: Edge) -> bool:
