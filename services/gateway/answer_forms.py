@@ -5,7 +5,7 @@ Pure: what is said and endings in, JSON bytes out. Knows no connection.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -37,8 +37,7 @@ KEEP_ALIVE = b": keep-alive\n\n"
 """A comment, which clients pass over."""
 
 
-@dataclass(frozen=True, slots=True)
-class Delta:
+class Delta(NamedTuple):
     """What is new of one answer: words and calls, and the tokens that came with them."""
 
     said: Sequence[ToolPiece]

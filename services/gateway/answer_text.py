@@ -6,6 +6,7 @@ connection.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from gateway.detokenizer import Detokenizer, TokenBytes
 from gateway.stop_matcher import StopMatcher, StopStrings
@@ -28,8 +29,7 @@ class TextRules:
     log_tokens: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class TextDelta:
+class TextDelta(NamedTuple):
     """The next text, and the tokens that it completes where they are logged. `stopped_after`: a stop string
     ended the answer with that many tokens."""
 

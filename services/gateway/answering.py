@@ -92,10 +92,10 @@ class Reply:
 
     def say(self, each: ChoicePiece) -> tuple[ToolPiece, ...]:
         self.call.answered(len(each.piece.token_ids))
-        voice = self.voices[each.index]
+        voice = self.voices[each.choice]
         said = voice.say(each.piece)
         if voice.complete and each.piece.ending is None:
-            self.choices.stop(each.index)
+            self.choices.stop(each.choice)
         return said
 
     def finish(self, index: int, ending: Ending) -> str:
@@ -118,12 +118,12 @@ class Answering:
         collected = [_Collected() for _ in reply.voices]
         while not choices.ended:
             for each in await choices.take():
-                one = collected[each.index]
+                one = collected[each.choice]
                 one.said += reply.say(each)
                 one.token_ids += each.piece.token_ids
                 one.logged += each.piece.logged
                 if each.piece.ending is not None:
-                    one.finish_reason = reply.finish(each.index, each.piece.ending)
+                    one.finish_reason = reply.finish(each.choice, each.piece.ending)
         reply.call.usage = choices.usage
         return json_response(200, reply.form.whole([one.whole() for one in collected], choices.usage))
 
@@ -187,7 +187,7 @@ class Answering:
 
 def _events_of(reply: Reply, each: ChoicePiece, opened: set[int]) -> bytes:
     """Of one piece; the first of an answer opens it."""
-    index, piece, form = each.index, each.piece, reply.form
+    index, piece, form = each.choice, each.piece, reply.form
     events = form.delta(index, Delta(reply.say(each), piece.token_ids, piece.logged))
     if index not in opened:
         opened.add(index)

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from types import TracebackType
+from typing import NamedTuple
 
 from gateway.answer_text import AnswerText, TextRules
 from gateway.api_errors import ApiError
@@ -23,11 +24,10 @@ ORDERS_IN_FLIGHT_MAX = 64
 """Answers to one HTTP request that run at once; the others wait here."""
 
 
-@dataclass(frozen=True, slots=True)
-class ChoicePiece:
-    """The next that is there of the answer number `index`."""
+class ChoicePiece(NamedTuple):
+    """The next that is there of the answer number `choice`."""
 
-    index: int
+    choice: int
     piece: Piece
 
 

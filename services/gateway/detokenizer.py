@@ -66,15 +66,25 @@ class Detokenizer:
     def __init__(self, token_bytes: TokenBytes) -> None:
         self._token_bytes = token_bytes
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._begun = b""
 
     @property
     def begun(self) -> bytes:
         """The bytes of a character that is not whole yet."""
-        return self._decoder.getstate()[0]
+        return self._begun
 
     def feed(self, token_ids: Iterable[int]) -> str:
         """The characters that these next tokens complete."""
-        return self._decoder.decode(b"".join(map(self._token_bytes.of, token_ids)))
+        spelled = b"".join(map(self._token_bytes.of, token_ids))
+        if not self._begun:
+            try:
+                # Mostly whole characters, for which no state has to be kept.
+                return spelled.decode()
+            except UnicodeDecodeError:
+                pass
+        text = self._decoder.decode(spelled)
+        self._begun = self._decoder.getstate()[0]
+        return text
 
     def finish(self) -> str:
         """What is left of a character that never became whole."""

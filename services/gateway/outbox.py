@@ -6,6 +6,7 @@ client is bounded. Knows no connection and no message.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from gateway.api_errors import ApiError
 from gateway.token_log import LoggedToken
@@ -34,8 +35,7 @@ class TokenUsage:
     cached_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(NamedTuple):
     """The next text for the client, which may be empty; the last piece has the ending."""
 
     text: str

@@ -6,11 +6,10 @@ longest counts. How the text was cut into pieces changes nothing.
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class Matched:
+class Matched(NamedTuple):
     """`text` is sure to belong to the answer; after `matched` nothing does."""
 
     text: str

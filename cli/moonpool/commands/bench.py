@@ -4,6 +4,7 @@ from moonpool.arguments import CommandGroup
 from moonpool.benchmarks import (
     attention,
     decisions,
+    detokenize,
     engine,
     handover,
     kvmeta_restart,
@@ -26,6 +27,7 @@ GROUP = CommandGroup(
         transfer.COMMAND,
         handover.COMMAND,
         hash_chain.COMMAND,
+        detokenize.COMMAND,
         match.COMMAND,
         place.COMMAND,
         decisions.COMMAND,
