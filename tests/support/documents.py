@@ -9,6 +9,7 @@ DOCUMENTS = (
     "ARCHITECTURE.md",
     "benchmarks/README.md",
     "docs/eviction.md",
+    "docs/gateway.md",
     "docs/performance.md",
     "docs/pool.md",
     "docs/schedulers.md",
