@@ -5,7 +5,9 @@ from typing import Any
 
 import jsonschema
 import pytest
+from tests.support.models import smollm2_folder
 from tests.support.stack import RunningStack
+from tokenizers import Tokenizer
 
 from moonpool.api import ApiError
 
@@ -76,8 +78,7 @@ def expect_valid(call: dict[str, Any]) -> str:
     return name
 
 
-@pytest.mark.parametrize("name", SCHEMA_OF)
-@pytest.mark.parametrize("temperature", [0, 1.2])
+@pytest.mark.parametrize(("name", "temperature"), [("get_weather", 0), ("find_route", 1.2)])
 def test_a_named_call_has_valid_arguments(smollm2_stack: RunningStack, name: str, temperature: float) -> None:
     parameters = {"tool_choice": named(name), "temperature": temperature, "seed": 1}
     choice = ask(smollm2_stack, **parameters)
@@ -102,6 +103,28 @@ def test_required_calls_are_valid(smollm2_stack: RunningStack, parallel: bool) -
     for call in calls:
         expect_valid(call)
     assert parallel or len(calls) == 1
+
+
+@pytest.mark.parametrize(("begin", "calls"), [("<", True), ("{", False)])
+def test_an_answer_has_the_form_or_calls(smollm2_stack: RunningStack, begin: str, calls: bool) -> None:
+    """As the model pleases, which is made to begin with a character that only one of both begins with."""
+    tokenizer = Tokenizer.from_file(str(smollm2_folder() / "tokenizer.json"))
+    response_format = {"type": "json_schema", "json_schema": {"name": "weather", "schema": WEATHER}}
+    choice = ask(
+        smollm2_stack,
+        response_format=response_format,
+        parallel_tool_calls=False,
+        logit_bias={str(tokenizer.token_to_id(begin)): 100},
+        temperature=0,
+    )
+    if calls:
+        (call,) = choice["message"]["tool_calls"]
+        expect_valid(call)
+        assert (choice["message"]["content"], choice["finish_reason"]) == (None, "tool_calls")
+    else:
+        assert choice["message"].get("tool_calls") is None
+        jsonschema.Draft202012Validator(WEATHER).validate(json.loads(choice["message"]["content"]))
+        assert choice["finish_reason"] == "stop"
 
 
 def test_a_call_that_is_cut_says_so(smollm2_stack: RunningStack) -> None:
