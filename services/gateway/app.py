@@ -14,6 +14,7 @@ from gateway.access import Access
 from gateway.capacity import KnownCapacity
 from gateway.config import GatewayConfig
 from gateway.liveness import Liveness
+from gateway.loop_lag import LoopLag
 from gateway.metrics import GatewayMetrics
 from gateway.requests import Requests
 from gateway.routes import Api
@@ -49,6 +50,7 @@ class GatewayApp:
         self._identity = access.identity
         self._tenants = TenantUse(metrics, asyncio.get_running_loop().time)
         self._watched = access.watched(self._tenants, context.log)
+        self._lag = LoopLag(metrics.loop_lag_s.observe)
         self._api = Api(
             self._model,
             self._requests,
@@ -63,6 +65,7 @@ class GatewayApp:
         )
 
     async def start(self) -> InstanceRecord:
+        self._lag.start()
         await self._requests.start()
         await self._liveness.start()
         self._context.registry.on_change(self._gateways_changed)
@@ -96,6 +99,7 @@ class GatewayApp:
         await self._requests.drain(deadline_s)
 
     async def close(self) -> None:
+        self._lag.stop()
         watched = [files.close() for files in self._watched]
         await asyncio.gather(self._liveness.close(), self._requests.close(), *watched)
         self._model.close()

@@ -41,6 +41,9 @@ class Call:
     caller: Caller = OPEN
     entry: Entry | None = None
     """What it takes of the tenant's limits; None where nothing is counted."""
+    first_token_at_s: float | None = None
+    answered_tokens: int = 0
+    """That were taken for the client so far."""
     usage: TokenUsage | None = None
     """None until all its answers have ended."""
     finish_reasons: list[str] = field(default_factory=list)
@@ -54,6 +57,9 @@ class Call:
 
     def answered(self, output_tokens: int) -> None:
         """So many more tokens came."""
+        self.answered_tokens += output_tokens
+        if output_tokens and self.first_token_at_s is None:
+            self.first_token_at_s = asyncio.get_running_loop().time()
         if self.entry is not None:
             self.entry.answered(output_tokens)
 
@@ -135,7 +141,9 @@ class Calls:
         return ApiError(INTERNAL, "the gateway failed; see its log by the request id")
 
     def _record(self, call: Call, status: int) -> None:
+        elapsed_s = asyncio.get_running_loop().time() - call.arrived_at_s
         self._metrics.requests.labels(call.route, str(status)).inc()
+        self._metrics.request_s.labels(call.route).observe(elapsed_s)
         failure, usage = call.failure, call.usage
         if failure is not None and failure.reason is not None:
             self._metrics.rejected.labels(failure.reason).inc()
@@ -143,15 +151,19 @@ class Calls:
             self._metrics.prompt_tokens.inc(usage.prompt_tokens)
             self._metrics.cached_tokens.inc(usage.cached_tokens)
             self._metrics.completion_tokens.inc(usage.completion_tokens)
-        fields = {
+        fields: dict[str, object] = {
             "route": call.route,
             "status": status,
             "request_id": call.request_id,
             "client_request_id": call.client_id,
             "trace_id": call.trace.trace_id,
             "tenant": call.caller.tenant,
-            "elapsed_s": round(asyncio.get_running_loop().time() - call.arrived_at_s, 6),
+            "elapsed_s": round(elapsed_s, 6),
         }
+        if call.first_token_at_s is not None:
+            fields["ttft_s"] = round(call.first_token_at_s - call.arrived_at_s, 6)
+        if usage is None and call.answered_tokens:
+            fields["answered_tokens"] = call.answered_tokens
         if usage is not None:
             fields |= {
                 "prompt_tokens": usage.prompt_tokens,
@@ -161,8 +173,17 @@ class Calls:
                 "finish_reason": ",".join(sorted(set(call.finish_reasons))),
             }
         if failure is not None:
-            fields |= {"error": failure.message, "param": failure.param}
+            fields |= _told(failure)
         self._log.info("request", **fields)
+
+
+def _told(failure: ApiError) -> dict[str, object]:
+    """What may be logged of it. What is wrong with a request is said in the client's own words: those are
+    for the client alone."""
+    told: dict[str, object] = {"error_code": failure.code or failure.kind.type, "param": failure.param}
+    if failure.kind.status >= OVERLOADED.status:
+        told["error"] = failure.message
+    return told if failure.reason is None else told | {"reason": failure.reason}
 
 
 def _call(route: str, http: web.Request) -> Call:

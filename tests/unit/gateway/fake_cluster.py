@@ -180,13 +180,14 @@ async def running_cluster(
     conductor: str | None = subjects.SCHEDULE,
     model_name: str = "tiny",
     capacity: Capacity | None = None,
+    log: Logger | None = None,
     identity: Identity | None = None,
 ):
     """A gateway on a real socket in front of fakes; `conductor` is the subject that one answers on."""
     broker = FakeBroker()
     service_metrics = ServiceMetrics()
     metrics = GatewayMetrics(service_metrics.registry)
-    log = Logger(Level.ERROR)
+    log = log or Logger(Level.ERROR)
     gateway_bus = broker.bus(GATEWAY)
     model = TextModel(load_model_folder(folder, model_name, "float32"), SEED)
     requests = Requests(gateway_bus, metrics, log, limits or GatewayLimits())
