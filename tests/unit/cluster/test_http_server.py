@@ -242,6 +242,24 @@ async def test_other_services_answer_in_plain_text() -> None:
         assert answer.headers["content-type"].startswith("text/plain")
 
 
+def test_the_loop_of_gateways_keeps_the_same_bounds() -> None:
+    uvloop = pytest.importorskip("uvloop")
+
+    async def held() -> list[int]:
+        async with _serving(replace(OPTIONS, header_timeout_s=0.2, connections_max=2)) as port:
+            malformed = await _sent(port, b"nonsense\r\n\r\n")
+            late = await _sent(port, GET, b"X-Slow: 1\r\n", pause_s=0.05)
+            pairs = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
+            await asyncio.sleep(0.05)
+            too_many = await _sent(port)
+            for _, writer in pairs:
+                writer.close()
+            return [malformed.status, late.status, too_many.status]
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        assert runner.run(held()) == [400, 408, 503]
+
+
 async def test_who_leaves_a_shared_port_finishes_what_it_has() -> None:
     shared, own = listen("127.0.0.1", 0, reuse_port=True), listen("127.0.0.1", 0)
     log = Logger(Level.ERROR)
