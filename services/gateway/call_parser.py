@@ -1,7 +1,7 @@
 """Calls in an answer's text as it comes: what is said, what is called, with which arguments.
 
-Formats differ in what stands around the calls, which a `CallLayout` says; the calls themselves are JSON
-objects (`gateway.call_scanner`). Rules that hold for all:
+Formats differ in what stands around the calls, which a `CallLayout` says; the calls themselves are
+`gateway.call_scanner`'s. Rules that hold for all:
 - What may be the beginning of a call is held back, and comes out whole as words where it is none.
 - A call that has begun stays one, also where the answer ends within it.
 - White space next to a call belongs to its form.
@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection
 from enum import Enum, auto
 
 from gateway.call_layouts import CallLayout
-from gateway.call_scanner import BLANK, CallScanner, Outcome
+from gateway.call_scanner import BLANK, CallScanner, HeadedCallScanner, Outcome
 from gateway.tool_calls import TOOL_CALLS_REASON, CallArguments, CallBegun, Spoken, ToolPiece
 from policy.core import FinishReason
 
@@ -58,7 +58,7 @@ class CallParser:
         """The group's `opening` came."""
         self._listing = False
         """The group has a call already."""
-        self._scanner = CallScanner(names)
+        self._scanner: CallScanner | HeadedCallScanner = CallScanner(names)
         self._behind_call = False
         """Nothing but white space was said since the last call."""
         self._pieces: list[ToolPiece] = []
@@ -135,6 +135,9 @@ class CallParser:
 
     def _open(self, form: str) -> None:
         self._state = _State.OPENING
+        if self._layout.named:
+            self._scanner = HeadedCallScanner(self._names)
+            self._state = _State.CALL
         self._form = [form]
         self._opened = not self._layout.opening
         self._listing = False

@@ -1,11 +1,13 @@
-"""One call written as a JSON object, `{"name": …, "arguments": {…}}`, read as it comes.
+"""One call, read as it comes: a JSON object, `{"name": …, "arguments": {…}}`, or `name[ARGS]{…}`.
 
-Says as early as it is certain that the object is a call of a known function, gives the arguments on
-character by character, and says where the object ends or stops to be a call. Linear in the text, and no
-nesting makes it recurse. Knows nothing of what stands around the object.
+Says as early as it is certain that this is a call of a known function, gives the arguments on character by
+character, and says where the call ends or stops to be one. Linear in the text, and no nesting makes it
+recurse. Knows nothing of what stands around a call.
 """
 
 import json
+import re
+import string
 from collections.abc import Collection
 from enum import Enum, auto
 
@@ -18,6 +20,10 @@ _OTHER_KEYS = frozenset({"id", "type"})
 """What some models add; passed over."""
 _OUTSIDE_STRINGS = frozenset('0123456789+-.eEtrufalsn,:"{}[]' + BLANK)
 """Characters that JSON has outside of strings."""
+HEAD_CHARS_MAX = 256
+_HEAD = re.compile(r"(?P<name>[a-zA-Z0-9_-]+)(?:\[CALL_ID\][a-zA-Z0-9]+)?(?:\[ARGS\])?")
+"""What stands before arguments that are an object of their own."""
+_HEAD_CHARACTERS = frozenset(string.ascii_letters + string.digits + "_-[]")
 
 
 class Outcome(Enum):
@@ -219,6 +225,47 @@ class CallScanner:
 
     def _wrong(self) -> None:
         self.outcome = Outcome.NOT_A_CALL if self.name is None else Outcome.ENDED
+
+
+class HeadedCallScanner:
+    """As CallScanner, of a call that is its name, perhaps an id, a mark, and the object of its arguments.
+    Begins with the name."""
+
+    def __init__(self, names: Collection[str]) -> None:
+        self.outcome = Outcome.MORE
+        self.name: str | None = None
+        self._names = names
+        self._head = ""
+        self._value = _Value()
+        self._arguments: list[str] = []
+
+    def feed(self, text: str) -> int:
+        position = 0 if self.name is not None else self._feed_head(text)
+        if self.name is None:
+            return position
+        end = self._value.feed(text, position, len(text))
+        self._arguments.append(text[position:end])
+        if self._value.ended or self._value.broken:
+            self.outcome = Outcome.ENDED
+        return end
+
+    def take_arguments(self) -> str:
+        taken = "".join(self._arguments)
+        self._arguments.clear()
+        return taken
+
+    def _feed_head(self, text: str) -> int:
+        for position, character in enumerate(text):
+            if character == "{":
+                head = _HEAD.fullmatch(self._head)
+                self.name = head["name"] if head is not None and head["name"] in self._names else None
+                self.outcome = Outcome.NOT_A_CALL if self.name is None else Outcome.MORE
+                return position
+            if character not in _HEAD_CHARACTERS or len(self._head) == HEAD_CHARS_MAX:
+                self.outcome = Outcome.NOT_A_CALL
+                return position
+            self._head += character
+        return len(text)
 
 
 def _string(written: str) -> str | None:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import msgspec
 
 from gateway.api_errors import invalid
-from gateway.call_layouts import MISTRAL_ID_CHARS, ToolFormat
+from gateway.call_layouts import MISTRAL_FORMATS, MISTRAL_ID_CHARS, ToolFormat
 from gateway.request_types import AssistantMessage, ChatMessage, Content, ToolMessage
 from gateway.tool_types import ToolCall
 
@@ -108,7 +108,7 @@ def _arguments(param: str, written: str) -> dict[str, object]:
 def _call_id(given: str, tool_format: ToolFormat) -> str:
     """As the model's template takes it, the same for a call and its result: ids come from other servers
     too, and Mistral's templates refuse all but their own."""
-    if tool_format is not ToolFormat.MISTRAL:
+    if tool_format not in MISTRAL_FORMATS:
         return given
     letters_and_digits = "".join(filter(str.isalnum, given.encode("ascii", "ignore").decode()))
     return letters_and_digits[-MISTRAL_ID_CHARS:].rjust(MISTRAL_ID_CHARS, "0")

@@ -4,7 +4,7 @@ import secrets
 import string
 from collections.abc import Callable
 
-from gateway.call_layouts import FORCED_LAYOUT, LAYOUT_OF, MISTRAL_ID_CHARS, ToolFormat
+from gateway.call_layouts import FORCED_LAYOUT, LAYOUT_OF, MISTRAL_FORMATS, MISTRAL_ID_CHARS, ToolFormat
 from gateway.call_parser import CallParser
 from gateway.tool_calls import CallArguments, CallBegun, ToolParser, ToolPiece
 from gateway.tools import ToolChoice, ToolUse
@@ -15,7 +15,7 @@ _LETTERS_AND_DIGITS = string.ascii_letters + string.digits
 
 def tool_parser(use: ToolUse, tool_format: ToolFormat) -> ToolParser:
     """A parser for one answer to a request that uses tools so."""
-    new_id = _mistral_id if tool_format is ToolFormat.MISTRAL else _call_id
+    new_id = _mistral_id if tool_format in MISTRAL_FORMATS else _call_id
     if use.named is not None:
         return NamedCallParser(use.named, new_id)
     forced = use.choice is ToolChoice.REQUIRED

@@ -96,6 +96,11 @@ def test_mistrals_template_gets_ids_that_it_takes() -> None:
         (chat_templates.QWEN3, True, ToolFormat.HERMES),
         (chat_templates.LLAMA3, True, ToolFormat.LLAMA3_JSON),
         (chat_templates.MISTRAL, True, ToolFormat.MISTRAL),
+        (
+            "{% for tool in tools %}{% endfor %}{{ '[TOOL_CALLS]' + name + '[ARGS]' }}",
+            True,
+            ToolFormat.MISTRAL_ARGS,
+        ),
         (chat_templates.CHATML, False, ToolFormat.HERMES),
         # Names a marker and has a variable of the name, but reads no tools.
         ("{% set tools = 1 %}{{ messages[0].tools }} [TOOL_CALLS]", False, ToolFormat.HERMES),

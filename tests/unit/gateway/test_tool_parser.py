@@ -138,6 +138,27 @@ def test_mistral(text: str, content: str, calls: list[tuple[str, str]]) -> None:
     assert read(MISTRAL, text) == (content, calls)
 
 
+@pytest.mark.parametrize(
+    ("text", "content", "calls"),
+    [
+        ('[TOOL_CALLS]f[ARGS]{"a": [1]}', "", [("f", '{"a": [1]}')]),
+        (
+            'Well. [TOOL_CALLS]f{}[TOOL_CALLS]get_weather[CALL_ID]abc123DEF[ARGS]{"a": "}"}',
+            "Well.",
+            [("f", "{}"), ("get_weather", '{"a": "}"}')],
+        ),
+        ("[TOOL_CALLS]f[ARGS]{} Done.", " Done.", [("f", "{}")]),
+        ('[TOOL_CALLS]f[ARGS]{"a": "x', "", [("f", '{"a": "x')]),
+        ("[TOOL_CALLS]g[ARGS]{}", "[TOOL_CALLS]g[ARGS]{}", []),
+        ("[TOOL_CALLS]f[ARGS", "[TOOL_CALLS]f[ARGS", []),
+        ("[TOOL_CALLS] are [TOOL_CALLS]f{}", "[TOOL_CALLS] are", [("f", "{}")]),
+        (f"[TOOL_CALLS]{'f' * 300}{{}}", f"[TOOL_CALLS]{'f' * 300}{{}}", []),
+    ],
+)
+def test_mistrals_newer_form(text: str, content: str, calls: list[tuple[str, str]]) -> None:
+    assert read(ToolFormat.MISTRAL_ARGS, text) == (content, calls)
+
+
 @pytest.mark.parametrize("tool_format", ToolFormat)
 def test_a_forced_list_of_calls(tool_format: ToolFormat) -> None:
     text = f'[{F}, {{"name": "get_weather", "arguments": {{}}}}]'
@@ -201,7 +222,7 @@ PARTS = st.sampled_from(
         *("<tool_call>", "</tool_call>", "<tool_", "[TOOL_CALLS]", "[TOOL", "<|python_tag|>", "<|py"),
         *('{"name": "f", ', '"name"', '"f"', '"arguments": ', '"parameters": ', '{"a": "\\"}', '"}}', "{}"),
         *("{", "}", "[", "]", ",", ";", ":", " ", "\n", "\\", '"', "x", "é🙂", "null", "1", " " * 70),
-        *(CALL_F, F, "y" * 70, '"' + "k" * 18),
+        *(CALL_F, F, "y" * 70, '"' + "k" * 18, "[TOOL_CALLS]f[ARGS]", "[ARGS]", "[CALL_ID]a1", "f{"),
     ]
 )
 
