@@ -3,6 +3,7 @@
 `/livez`, `/readyz` and `/healthz` are other names of the first three.
 """
 
+import asyncio
 import socket
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -73,7 +74,7 @@ class AdminServer:
         self._health = health
         self._metrics = metrics
         self._options = options
-        self._sites: list[web.SockSite] = []
+        self._servers: list[asyncio.Server] = []
         middlewares = [_first(options)] if options.answer_first is not None else []
         app = web.Application(client_max_size=options.request_bytes_max, middlewares=middlewares)
         own = [
@@ -92,17 +93,27 @@ class AdminServer:
 
     async def start(self) -> None:
         await self._runner.setup()
+        server = self._runner.server
+        assert server is not None, "the runner is set up"
+        loop = asyncio.get_running_loop()
+        tls = self._options.tls
+        # Who connects and never ends the handshake has sent no head either.
+        handshake_s = None if tls is None else self._options.header_timeout_s
         for listener in self._listeners:
-            site = web.SockSite(self._runner, listener, ssl_context=self._options.tls, backlog=BACKLOG_MAX)
-            await site.start()
-            self._sites.append(site)
+            self._servers.append(
+                await loop.create_server(
+                    server, sock=listener, backlog=BACKLOG_MAX, ssl=tls, ssl_handshake_timeout=handshake_s
+                )
+            )
 
     async def leave_shared_port(self) -> None:
         """Take no new connections on the port that others listen on, too; those that are open stay."""
-        while len(self._sites) > 1:
-            await self._sites.pop(0).stop()
+        while len(self._servers) > 1:
+            self._servers.pop(0).close()
 
     async def close(self) -> None:
+        for server in self._servers:
+            server.close()
         await self._runner.cleanup()
         for listener in self._listeners:
             listener.close()

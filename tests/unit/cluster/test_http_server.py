@@ -2,12 +2,15 @@
 
 import asyncio
 import json
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import pytest
 from aiohttp import ClientSession, web
+from tests.support.certificates import certificate
 
 from cluster.admin import AdminServer, Health, listen
 from cluster.errors import ConfigError
@@ -15,6 +18,7 @@ from cluster.http_options import HttpOptions
 from cluster.http_server import HEADER_LINE_BYTES_MAX, HEADERS_MAX
 from cluster.logs import Level, Logger
 from cluster.metrics import ServiceMetrics
+from cluster.tls import TlsFiles, server_context
 from kvindex.core import InstanceId
 from policy.core import Role
 
@@ -197,6 +201,24 @@ async def test_a_slow_body_and_a_slow_handler_are_not_slow_headers() -> None:
         head = b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\n\r\n"
         answer = await _sent(port, head, b"ab", b"cd", pause_s=0.2)
         assert (answer.status, answer.body) == (200, b"abcd")
+
+
+@pytest.mark.parametrize("sent", [b"", b"\x16\x03\x01", b"GET / HTTP/1.1\r\n\r\n"])
+async def test_a_handshake_that_does_not_come_ends_the_connection(tmp_path: Path, sent: bytes) -> None:
+    made = certificate(tmp_path, "server")
+    tls = server_context(TlsFiles(made.cert, made.key))
+    async with _serving(replace(OPTIONS, tls=tls, header_timeout_s=0.3)) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(sent)
+        async with asyncio.timeout(WAIT_S):
+            assert b"HTTP" not in await reader.read()
+        writer.close()
+        trusted = ssl.create_default_context(cafile=str(made.cert))
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=trusted)
+        writer.write(GET + b"\r\n")
+        async with asyncio.timeout(WAIT_S):
+            assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
+        writer.close()
 
 
 async def test_a_connection_on_which_nothing_comes_is_closed() -> None:
