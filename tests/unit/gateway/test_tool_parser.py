@@ -1,6 +1,8 @@
 """Calls found in an answer's text: each format, near misses, and the same however the text is cut."""
 
 import itertools
+import json
+import time
 
 import pytest
 from hypothesis import given
@@ -249,8 +251,6 @@ def test_cutting_changes_nothing(text: str, cuts: list[int], tool_format: ToolFo
     tool_format=st.sampled_from([HERMES, MISTRAL]),
 )
 def test_every_call_is_found(before: str, arguments: dict[str, object], tool_format: ToolFormat) -> None:
-    import json
-
     call = json.dumps({"name": "get_weather", "arguments": arguments}, ensure_ascii=False)
     form = f"<tool_call>{call}</tool_call>" if tool_format is HERMES else f"[TOOL_CALLS][{call}]"
     content, calls = read(tool_format, before + form)
@@ -258,14 +258,32 @@ def test_every_call_is_found(before: str, arguments: dict[str, object], tool_for
     assert [(name, json.loads(text)) for name, text in calls] == [("get_weather", arguments)]
 
 
-def test_hostile_text_takes_linear_time() -> None:
-    """No text is read more than a few times: twice as much takes about twice as long, by characters read."""
-    for text in (
-        "<tool_call>" * 4000,
-        '<tool_call>{"arguments": {' + "[" * 50_000,
-        "<" * 50_000,
-        " " * 50_000,
-    ):
+@pytest.mark.parametrize(
+    ("begin", "repeated"),
+    [
+        ("", "<tool_call>"),
+        ("", " "),
+        ("", "\n<tool_"),
+        ("", '<tool_call>{"name": '),
+        (CALL_F, " "),
+        ('<tool_call>{"arguments": {', "["),
+        ('<tool_call>{"arguments": {', '"'),
+    ],
+)
+def test_hostile_text_takes_linear_time(begin: str, repeated: str) -> None:
+    """Character by character. Four times as much would take sixteen times as long if what is held back, or
+    taken for a call at first, were read again and again."""
+
+    def cpu_s(chars: int) -> float:
+        text = begin + repeated * (chars // len(repeated))
         parser = tool_parser(AUTO, HERMES)
-        content = joined([*itertools.chain.from_iterable(map(parser.feed, text)), *parser.finish()]).content
-        assert content == text
+        begun_s = time.process_time()
+        pieces = [*itertools.chain.from_iterable(map(parser.feed, text)), *parser.finish()]
+        took_s = time.process_time() - begun_s
+        said = joined(pieces)
+        assert said.calls or said.content == text
+        return took_s
+
+    few_s = min(cpu_s(5_000) for _ in range(3))
+    many_s = min(cpu_s(20_000) for _ in range(3))
+    assert many_s < 10 * few_s
