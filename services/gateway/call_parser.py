@@ -226,7 +226,9 @@ def _before_blanks(text: str, end: int) -> int:
 
 def _begun_chars(text: str, marker: str) -> int:
     """How many characters at the end of `text` are the beginning of `marker`."""
-    for chars in range(min(len(text), len(marker) - 1), 0, -1):
-        if text.endswith(marker[:chars]):
-            return chars
+    begin = max(0, len(text) - len(marker) + 1)
+    while marker and (begin := text.find(marker[0], begin)) >= 0:
+        if marker.startswith(text[begin:]):
+            return len(text) - begin
+        begin += 1
     return 0
