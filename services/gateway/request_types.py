@@ -81,7 +81,10 @@ class StreamOptions(Struct, forbid_unknown_fields=True):
     include_obfuscation: Literal[False] | None = None
 
 
-class TextPart(Struct, forbid_unknown_fields=True, tag_field="type", tag="text"):
+class TextPart(Struct, forbid_unknown_fields=True):
+    """Its type is a field: msgspec would let a tag be left out, there being one kind of part only."""
+
+    type: Literal["text"]
     text: str
 
 

@@ -50,7 +50,7 @@ def test_weights_of_another_dtype_than_the_kv_are_another_model(model, folder) -
 async def test_a_chat_is_rendered_and_encoded(model) -> None:
     messages = [
         DeveloperMessage("Be short."),
-        UserMessage([TextPart("The capital"), TextPart("of France?")]),
+        UserMessage([TextPart("text", "The capital"), TextPart("text", "of France?")]),
     ]
     token_ids = unpack_token_ids((await model.encode_chat(messages)).token_ids)
     expected = (

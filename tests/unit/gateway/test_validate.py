@@ -141,6 +141,7 @@ def test_everything_given_is_taken() -> None:
             "messages[0].tool_calls[0].function",
         ),
         ({"messages": [{"role": "assistant"}]}, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": [{"text": "x"}]}]}, "messages[0].content[0].type"),
         ({"messages": [{"role": "assistant", "content": None, "tool_calls": []}]}, "messages[0].content"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].tool_call_id"),
         (
