@@ -25,6 +25,7 @@ from gateway.chat_messages import content_chars
 from gateway.chat_rendering import AS_USUAL, TemplateOptions, render_chat
 from gateway.chat_template import SPECIAL_TOKEN_VARIABLES, ChatTemplate, TemplateError
 from gateway.detokenizer import TokenBytes, whole_text
+from gateway.known_pieces import KnownPieces, ends_words
 from gateway.model_limits import ModelLimits, text_too_long
 from gateway.request_types import ChatMessage
 from gateway.structure_check import StructureCheck
@@ -32,6 +33,14 @@ from gateway.tools import ToolUse
 from kvhash import BLOCK_TOKENS, FingerprintError, Namespace, block_hashes, model_fingerprint, namespace
 
 TOKENIZE_THREADS = 2
+TOKENIZED_AT_ONCE_CHARS_MAX = 512
+"""To be tokenised on the event loop, which stands still for it for about 0.2 ms: to hand a text to a thread and
+back takes half of that."""
+LOOKED_UP_AT_ONCE_CHARS_MAX = 16_384
+"""So much text is looked up there, in pieces that came before."""
+RENDERED_AT_ONCE_CHARS_MAX = 4096
+RENDERED_AT_ONCE_MESSAGES_MAX = 16
+"""Conversations up to so many characters and messages are rendered there."""
 
 ResultT = TypeVar("ResultT")
 
@@ -115,6 +124,8 @@ class TextModel:
         token_chars_max = max(map(len, folder.tokenizer.get_vocab(with_added_tokens=True)), default=1)
         self._text_chars_max = token_chars_max * folder.limits.context_tokens_max
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="tokenize")
+        self._pieces = KnownPieces(folder.tokenizer) if ends_words(folder.tokenizer) else None
+        self._before_text = _before_text(folder.tokenizer)
         self.structures = StructureCheck(
             folder.path, folder.limits.vocabulary_tokens, folder.configured_end_token_ids
         )
@@ -135,11 +146,15 @@ class TextModel:
     ) -> Prompt:
         """The rendered conversation with the beginning of the answer; its blocks are those of `space`, or of
         everybody's. Raises ApiError."""
-        self._check_length("messages", sum(content_chars(message) for message in messages))
+        chars = sum(content_chars(message) for message in messages)
+        self._check_length("messages", chars)
+        space = space or self.namespace
+        if chars <= RENDERED_AT_ONCE_CHARS_MAX and len(messages) <= RENDERED_AT_ONCE_MESSAGES_MAX:
+            text = self._render(messages, tools, options)
+            return await self._prompt_of_text(text, space, add_special_tokens=add_special_tokens)
         return await self._run(
-            lambda: self._prompt(
-                self._encode(self._render(messages, tools, options), add_special_tokens=add_special_tokens),
-                space,
+            lambda: self._tokenized(
+                self._render(messages, tools, options), space, add_special_tokens=add_special_tokens
             )
         )
 
@@ -148,13 +163,12 @@ class TextModel:
     ) -> Prompt:
         """A raw prompt, with what the tokenizer puts before it. Raises ApiError."""
         self._check_length("prompt", len(text))
-        return await self._run(
-            lambda: self._prompt(self._encode(text, add_special_tokens=add_special_tokens), space)
-        )
+        space = space or self.namespace
+        return await self._prompt_of_text(text, space, add_special_tokens=add_special_tokens)
 
     async def prompt_of(self, token_ids: Sequence[int], space: Namespace | None = None) -> Prompt:
         """A prompt that came as token ids, which must be in the vocabulary."""
-        return await self._run(lambda: self._prompt(pack_token_ids(token_ids), space))
+        return await self._run(lambda: self._prompt(pack_token_ids(token_ids), space or self.namespace))
 
     async def tokens_of(self, prompt: Prompt, *, spelled: bool) -> tuple[list[int], list[str] | None]:
         """Its token ids and, where they are to be `spelled`, the vocabulary's entries."""
@@ -178,8 +192,24 @@ class TextModel:
     async def _run(self, work: Callable[[], ResultT]) -> ResultT:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
-    def _prompt(self, token_ids: bytes, space: Namespace | None) -> Prompt:
-        return Prompt(token_ids, block_hashes(space or self.namespace, token_ids))
+    async def _prompt_of_text(self, text: str, space: Namespace, *, add_special_tokens: bool) -> Prompt:
+        if self._is_quick(text, space):
+            return self._tokenized(text, space, add_special_tokens=add_special_tokens)
+        return await self._run(lambda: self._tokenized(text, space, add_special_tokens=add_special_tokens))
+
+    def _is_quick(self, text: str, space: Namespace) -> bool:
+        """Whether to tokenise it takes no longer than to hand it to a thread, or not much."""
+        if len(text) <= TOKENIZED_AT_ONCE_CHARS_MAX:
+            return True
+        if self._pieces is None or len(text) > LOOKED_UP_AT_ONCE_CHARS_MAX:
+            return False
+        return self._pieces.unknown_chars(text, space) <= TOKENIZED_AT_ONCE_CHARS_MAX
+
+    def _tokenized(self, text: str, space: Namespace, *, add_special_tokens: bool) -> Prompt:
+        return self._prompt(self._encode(text, space, add_special_tokens=add_special_tokens), space)
+
+    def _prompt(self, token_ids: bytes, space: Namespace) -> Prompt:
+        return Prompt(token_ids, block_hashes(space, token_ids))
 
     def _check_length(self, param: str, chars: int) -> None:
         if chars > self._text_chars_max:
@@ -196,9 +226,19 @@ class TextModel:
         self._check_length("messages", len(rendered))
         return rendered
 
-    def _encode(self, text: str, *, add_special_tokens: bool) -> bytes:
-        (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
-        return pack_token_ids(encoding.ids)
+    def _encode(self, text: str, space: Namespace, *, add_special_tokens: bool) -> bytes:
+        if self._pieces is None or (add_special_tokens and self._before_text is None):
+            (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+            return pack_token_ids(encoding.ids)
+        before = self._before_text if add_special_tokens and self._before_text else b""
+        return before + self._pieces.encode(text, space)
+
+
+def _before_text(tokenizer: Tokenizer) -> bytes | None:
+    """The special tokens that it puts before every text; None where it does something else to some."""
+    before: list[int] = tokenizer.encode("").ids
+    bare = tokenizer.encode("a", add_special_tokens=False).ids
+    return pack_token_ids(before) if tokenizer.encode("a").ids == before + bare else None
 
 
 def pack_token_ids(token_ids: Sequence[int]) -> bytes:
