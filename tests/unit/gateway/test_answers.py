@@ -7,7 +7,7 @@ import pytest
 from tests.unit.gateway.fake_cluster import END, accept, chat_body, ids, running_cluster
 from tests.unit.gateway.model_files import byte_level_tokenizer, write_model_folder
 
-from cluster.messages import RefusalReason, Refused, Submit
+from cluster.messages import Finish, RefusalReason, Refused, Submit
 from policy.core import FinishReason, TokenLogprobs
 
 pytestmark = pytest.mark.unit
@@ -270,3 +270,38 @@ async def test_whole_answers_and_busy_streams_get_no_comments(folder) -> None:
             await asyncio.sleep(0.02)
         await cluster.decode.finish(submit, len(token_ids))
         assert ": keep-alive" not in (await asking).text
+
+
+TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_one_call_that_is_wanted_ends_the_answer(tmp_path, stream) -> None:
+    """Whatever follows would not be told: decode is told to stop with what came, and that is the usage."""
+    folder = write_model_folder(tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 8192}))
+    async with running_cluster(folder) as cluster:
+        await one_call(cluster, stream)
+
+
+async def one_call(cluster, stream: bool) -> None:
+    body = chat_body(tools=[TOOL], parallel_tool_calls=False, stream=stream, max_tokens=100)
+    if stream:
+        body["stream_options"] = {"include_usage": True}
+    asking = asyncio.create_task(cluster.post(CHAT, body))
+    submit = await cluster.prefill.submits.get()
+    call = '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris"}}'
+    token_ids = ids(call)
+    await cluster.decode.tokens(submit, token_ids, 0)
+    reply = await asking
+    assert await cluster.decode.notices.get() == Finish(submit.work.request_id, 0, len(token_ids))
+    if stream:
+        *chunks, last = chunks_of(reply.text)
+        usage, reason = last["usage"], chunks[-1]["choices"][0]["finish_reason"]
+    else:
+        answer = json.loads(reply.text)
+        usage, reason = answer["usage"], answer["choices"][0]["finish_reason"]
+        (made,) = answer["choices"][0]["message"]["tool_calls"]
+        assert made["function"] == {"name": "weather", "arguments": '{"city": "Paris"}'}
+    assert (reason, usage["completion_tokens"]) == ("tool_calls", len(token_ids))
