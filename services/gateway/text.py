@@ -34,7 +34,7 @@ from kvhash import BLOCK_TOKENS, FingerprintError, Namespace, block_hashes, mode
 
 TOKENIZE_THREADS = 2
 TOKENIZED_AT_ONCE_CHARS_MAX = 512
-"""To be tokenised on the event loop, which stands still for it for about 0.2 ms: to hand a text to a thread and
+"""To be tokenised on the event loop, which stands still for about 0.2 ms: to hand a text to a thread and
 back takes half of that."""
 LOOKED_UP_AT_ONCE_CHARS_MAX = 16_384
 """So much text is looked up there, in pieces that came before."""
