@@ -1,9 +1,9 @@
 """What no instance of the model could ever hold, refused before a placement is asked for.
 
-Owns what a request needs of an instance's blocks, as workers count it: prompt and longest answer together,
-the last block not full (`worker.intake`), and at the beginning of several answers a block for each of them
-(`policy.place`). Knows only the largest instances that are registered: where one of several fits, it is for
-the conductor to find it.
+Owns what a request needs of an instance's blocks: prompt and longest answer together, the last block not
+full, as workers count it (`worker.intake`), and at the beginning the prompt and a block for each answer, as
+decode reserves it and conductors ask for it (`policy.place`). Knows only the largest instances that are
+registered: where one of several fits, it is for the conductor to find it.
 """
 
 from collections.abc import Iterable
@@ -13,6 +13,7 @@ from cluster.messages import InstanceRecord
 from cluster.registry import Registry, RegistryEvent
 from gateway.api_errors import invalid
 from gateway.model_limits import CONTEXT_EXCEEDED, ModelLimits, context_exceeded
+from gateway.ranges import shown
 from gateway.validate import Generation
 from kvhash import BLOCK_TOKENS
 from policy.core import Role
@@ -29,6 +30,10 @@ class Capacity:
     def tokens_max(self) -> int:
         """Of a prompt with its answer."""
         return self.blocks * BLOCK_TOKENS - 1
+
+    @property
+    def prompt_tokens_max(self) -> int:
+        return (self.blocks - 1) * BLOCK_TOKENS
 
 
 class KnownCapacity:
@@ -71,27 +76,33 @@ def limits_within(
     is cut to. Raises ApiError `context_length_exceeded` for what none can hold."""
     if capacity is None:
         return limits
-    _check_answers(capacity, generation, prompt_tokens)
+    _check_prompt(capacity, generation, prompt_tokens)
     if capacity.tokens_max >= limits.context_tokens_max:
         return limits
-    held = f"{capacity.tokens_max} tokens that the largest instance of this cluster holds"
-    if prompt_tokens >= capacity.tokens_max:
-        message = f"the prompt has {prompt_tokens} tokens, which leaves no room for an answer in the {held}"
-        raise context_exceeded(generation.prompt_param, message)
     asked_tokens = generation.output_tokens_max
     if asked_tokens is not None and prompt_tokens + asked_tokens > capacity.tokens_max:
         param = generation.output_tokens_param
-        message = f"prompt ({prompt_tokens} tokens) and {param} ({asked_tokens}) together exceed the {held}"
-        raise context_exceeded(param, message)
+        raise context_exceeded(
+            param,
+            f"prompt ({prompt_tokens} tokens) and {param} ({shown(asked_tokens)}) together exceed the "
+            f"{capacity.tokens_max} tokens that the largest instance of this cluster holds",
+        )
     return replace(limits, context_tokens_max=capacity.tokens_max)
 
 
-def _check_answers(capacity: Capacity, generation: Generation, prompt_tokens: int) -> None:
-    answers = generation.answers
-    if answers > 1 and reserved_blocks(prompt_tokens, BLOCK_TOKENS, answers) > capacity.blocks:
-        most = max(1, capacity.blocks - reserved_blocks(prompt_tokens, BLOCK_TOKENS, 0))
+def _check_prompt(capacity: Capacity, generation: Generation, prompt_tokens: int) -> None:
+    """With a block for each answer."""
+    room_blocks = capacity.blocks - reserved_blocks(prompt_tokens, BLOCK_TOKENS, samples=0)
+    if room_blocks < 1:
+        raise context_exceeded(
+            generation.prompt_param,
+            f"it has {prompt_tokens} tokens, must have at most the {capacity.prompt_tokens_max} that the "
+            "largest instance of this cluster holds",
+        )
+    if generation.answers > room_blocks:
         message = (
-            f"n is {answers}, must be at most {most} for a prompt of {prompt_tokens} tokens: the largest "
-            f"instance of this cluster has {capacity.blocks} blocks of {BLOCK_TOKENS} tokens"
+            f"n is {generation.answers}, must be at most {room_blocks} for a prompt of {prompt_tokens} "
+            f"tokens: the largest instance of this cluster has {capacity.blocks} blocks of {BLOCK_TOKENS} "
+            "tokens"
         )
         raise invalid("n", message, CONTEXT_EXCEEDED)

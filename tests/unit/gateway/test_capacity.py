@@ -23,6 +23,7 @@ from gateway.validate import Generation, check_chat, sampling
 from kvhash import BLOCK_TOKENS
 from kvindex.core import InstanceId
 from policy.core import RequestId, Role, SamplingParams
+from policy.load_sums import reserved_blocks
 from worker.intake import WorkError, WorkLimits, _check_size
 
 pytestmark = pytest.mark.unit
@@ -76,13 +77,15 @@ def test_what_passes_workers_take_and_what_does_not_they_refuse(
     blocks: int, prompt_tokens: int, output_tokens_max: int
 ) -> None:
     refusal = refused(blocks, prompt_tokens, generation(max_tokens=output_tokens_max))
+    taken = workers_take(blocks, prompt_tokens, output_tokens_max)
+    taken = taken and reserved_blocks(prompt_tokens, BLOCK_TOKENS) <= blocks
     if refusal is None:
-        assert workers_take(blocks, prompt_tokens, output_tokens_max)
+        assert taken
         return
     assert (refusal.kind.status, refusal.code) == (400, "context_length_exceeded")
     # Workers cut an answer at the context; the gateway refuses it, as it says in so many words.
     over = prompt_tokens + output_tokens_max > LIMITS.context_tokens_max
-    assert over or not workers_take(blocks, prompt_tokens, output_tokens_max)
+    assert over or not taken
 
 
 @given(blocks=st.integers(2, 80), prompt_tokens=st.integers(1, 1100))
@@ -94,7 +97,7 @@ def test_an_answer_of_no_given_length_is_cut_to_what_the_largest_holds(
         limits = limits_within(Capacity(blocks), LIMITS, asked, prompt_tokens)
         output_tokens_max = sampling(asked, prompt_tokens, limits, 0).output_tokens_max
     except ApiError:
-        assert not workers_take(blocks, prompt_tokens, 1)
+        assert not workers_take(blocks, prompt_tokens, 1) or prompt_tokens > 16 * (blocks - 1)
         return
     assert workers_take(blocks, prompt_tokens, output_tokens_max)
     whole = prompt_tokens + output_tokens_max == LIMITS.context_tokens_max
@@ -103,21 +106,24 @@ def test_an_answer_of_no_given_length_is_cut_to_what_the_largest_holds(
 
 def test_the_message_names_the_limit_and_the_parameter() -> None:
     for asked, prompt_tokens, param, words in (
-        (generation(), 63, "messages", "the prompt has 63 tokens, which leaves no room for an answer in"),
+        (
+            generation(),
+            49,
+            "messages",
+            "it has 49 tokens, must have at most the 48 that the largest instance of this cluster holds",
+        ),
         (
             generation(max_completion_tokens=30),
             40,
             "max_completion_tokens",
-            "prompt (40 tokens) and max_completion_tokens (30) together exceed",
+            "prompt (40 tokens) and max_completion_tokens (30) together exceed the 63 tokens that the "
+            "largest instance of this cluster holds",
         ),
     ):
         with pytest.raises(ApiError) as caught:
             limits_within(Capacity(4), LIMITS, asked, prompt_tokens)
         assert caught.value.param == param
-        expected = (
-            f"prompt is too long: {words} the 63 tokens that the largest instance of this cluster holds"
-        )
-        assert caught.value.message == expected
+        assert caught.value.message == f"prompt is too long: {words}"
 
 
 def test_several_answers_need_a_block_each_at_the_beginning() -> None:
@@ -141,18 +147,18 @@ def test_the_largest_of_each_role_counts_and_the_smaller_of_the_two() -> None:
 async def test_through_the_api_it_is_named_and_nothing_is_placed(tmp_path) -> None:
     async with running_cluster(write_model_folder(tmp_path), capacity=Capacity(4)) as cluster:
         for parameters, param in (
-            ({"prompt": [5] * 63}, "prompt"),
-            ({"prompt": [[5] * 8, [5] * 63]}, "prompt"),
+            ({"prompt": [5] * 49}, "prompt"),
+            ({"prompt": [[5] * 8, [5] * 49]}, "prompt"),
             ({"prompt": [5] * 40, "max_tokens": 24}, "max_tokens"),
-            ({"prompt": [5] * 40, "max_tokens": 8, "n": 2}, "n"),
+            ({"prompt": [5] * 33, "max_tokens": 8, "n": 2}, "n"),
         ):
             reply = await cluster.post("/v1/completions", {"model": "tiny"} | parameters)
             error = json.loads(reply.text)["error"]
             assert (reply.status, error["code"], error["param"]) == (400, "context_length_exceeded", param)
         assert cluster.scheduled == []
-        asking = asyncio.create_task(cluster.post("/v1/completions", {"model": "tiny", "prompt": [5] * 60}))
+        asking = asyncio.create_task(cluster.post("/v1/completions", {"model": "tiny", "prompt": [5] * 48}))
         submit = await cluster.prefill.submits.get()
-        assert submit.work.sampling.output_tokens_max == 3
+        assert submit.work.sampling.output_tokens_max == 15
         await cluster.decode.say(submit, [7])
         assert (await asking).status == 200
 
