@@ -16,10 +16,11 @@ from gateway.config import GatewayConfig
 from gateway.liveness import Liveness
 from gateway.loop_lag import LoopLag
 from gateway.metrics import GatewayMetrics
+from gateway.model_folder import ModelFolder, load_model_folder
 from gateway.requests import Requests
 from gateway.routes import Api
 from gateway.tenant_use import TenantUse
-from gateway.text import ModelFolder, TextModel, load_model_folder
+from gateway.text import TextModel
 from policy.core import InstanceState, LoadSnapshot, Role
 
 

@@ -34,10 +34,11 @@ from gateway.edge import Edge, error_form
 from gateway.http_body import BodyLimits
 from gateway.identity import Identity
 from gateway.metrics import GatewayMetrics
+from gateway.model_folder import load_model_folder
 from gateway.requests import GatewayLimits, Requests
 from gateway.routes import Api
 from gateway.tenant_use import TenantUse
-from gateway.text import TextModel, load_model_folder, pack_token_ids
+from gateway.text import TextModel, pack_token_ids
 from kvindex.core import InstanceId
 from policy.core import FinishReason, Placement, ScheduleRequest
 

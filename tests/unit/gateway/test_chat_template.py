@@ -1,6 +1,7 @@
 """Conversations with tools as templates see them: as transformers renders them, or told in our words."""
 
 import json
+import threading
 
 import msgspec
 import pytest
@@ -10,9 +11,11 @@ from tests.unit.gateway.model_files import byte_level_tokenizer, write_model_fol
 from gateway.api_errors import ApiError
 from gateway.call_layouts import ToolFormat
 from gateway.chat_messages import content_chars, plain_messages, told_in_words
+from gateway.chat_rendering import AS_USUAL, TemplateOptions
 from gateway.chat_template import ChatTemplate
+from gateway.model_folder import load_model_folder
 from gateway.request_types import ChatMessage
-from gateway.text import TextModel, load_model_folder, unpack_token_ids
+from gateway.text import RENDERED_AT_ONCE_CHARS_MAX, TextModel, unpack_token_ids
 from gateway.tools import Tool, ToolChoice, ToolUse
 
 pytestmark = pytest.mark.unit
@@ -180,4 +183,31 @@ async def test_a_model_is_told_of_tools_only_where_they_are_given(tmp_path, sour
     text = tokenizer.decode(unpack_token_ids(without.token_ids), skip_special_tokens=False)
     assert "<tools>" not in text
     assert text.startswith("<|im_start|>system\nBe short.<|im_end|>\n")
+    model.close()
+
+
+@pytest.mark.parametrize(
+    ("tools", "options", "at_once"),
+    [
+        (None, AS_USUAL, True),
+        (USE, AS_USUAL, True),
+        (ToolUse((Tool("f", "d" * RENDERED_AT_ONCE_CHARS_MAX, "{}"),), ToolChoice.AUTO), AS_USUAL, False),
+        (None, TemplateOptions(variables={"times": 1}), False),
+    ],
+)
+async def test_only_what_is_little_is_rendered_on_the_event_loop(
+    tmp_path, monkeypatch, tools: ToolUse | None, options: TemplateOptions, at_once: bool
+) -> None:
+    """Tools count, and variables may make a template write anything."""
+    threads: list[threading.Thread] = []
+    render = ChatTemplate.render
+
+    def rendered(self: ChatTemplate, *arguments: object, **named: object) -> str:
+        threads.append(threading.current_thread())
+        return render(self, *arguments, **named)
+
+    monkeypatch.setattr(ChatTemplate, "render", rendered)
+    model = TextModel(load_model_folder(write_model_folder(tmp_path), "tiny", "float32"), b"s")
+    await model.encode_chat(messages_of(CONVERSATION[1:2]), tools, options=options)
+    assert [thread is threading.main_thread() for thread in threads] == [at_once]
     model.close()

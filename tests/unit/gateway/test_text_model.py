@@ -12,8 +12,9 @@ from gateway.api_errors import ApiError
 from gateway.app import load_folder
 from gateway.chat_template import ChatTemplate, TemplateError
 from gateway.config import GatewayConfig
+from gateway.model_folder import load_model_folder
 from gateway.request_types import AssistantMessage, DeveloperMessage, TextPart, UserMessage
-from gateway.text import TextModel, load_model_folder, pack_token_ids, unpack_token_ids
+from gateway.text import TextModel, pack_token_ids, unpack_token_ids
 from kvhash import BLOCK_TOKENS, block_hashes, model_fingerprint, namespace
 
 pytestmark = pytest.mark.unit
