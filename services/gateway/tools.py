@@ -73,6 +73,11 @@ class ToolUse:
         return frozenset(tool.name for tool in self.tools)
 
     @property
+    def chars(self) -> int:
+        """About how long the tools are where a model is told of them."""
+        return sum(len(tool.parameters) + len(tool.description or "") for tool in self.tools)
+
+    @property
     def template_tools(self) -> list[dict[str, object]]:
         return [tool.template_form for tool in self.tools]
 
