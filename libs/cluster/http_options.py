@@ -38,6 +38,9 @@ class HttpOptions:
     """From the first byte of a request's head to its last."""
     idle_timeout_s: float = 75.0
     """Of a connection on which nothing is asked; balancers keep theirs shorter, so that they close first."""
+    write_timeout_s: float = 60.0
+    """To send an answer, or what of it a handler has left to be sent; who does not read for so long is cut
+    off."""
     tls: ssl.SSLContext | None = None
     reuse_port: bool = False
     """Other processes may listen on the port, too. Each then has another port for itself alone, which is the

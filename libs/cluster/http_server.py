@@ -95,7 +95,14 @@ class _Connection(RequestHandler):
             told = resp.text or resp.reason
             headers = {name: resp.headers[name] for name in ("Allow",) if name in resp.headers}
             resp = self._error(request, resp.status, told, headers)
-        return await super().finish_response(request, resp, start_time)
+        try:
+            async with asyncio.timeout(self._options.write_timeout_s):
+                return await super().finish_response(request, resp, start_time)
+        except TimeoutError:
+            self._log.info("http client does not read", remote=request.remote)
+            if self.transport is not None:
+                self.transport.abort()
+            raise ConnectionError("the client reads nothing") from None
 
     def _error(
         self, request: web.BaseRequest, status: int, told: str, headers: Mapping[str, str]

@@ -55,6 +55,7 @@ class Access:
             connections_max=_room_for(config.connections_max),
             header_timeout_s=config.header_timeout_s,
             idle_timeout_s=config.idle_timeout_s,
+            write_timeout_s=config.write_timeout_s,
             tls=None if self.tls is None else self.tls.context,
             reuse_port=config.reuse_port,
             error_form=error_form,

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from aiohttp import web
 
 from gateway.answer_forms import DONE, KEEP_ALIVE, AnswerForm, Delta, Whole, error_event
-from gateway.calls import Call, Calls, ClientGoneError, json_response
+from gateway.calls import Call, Calls, ClientGoneError
 from gateway.choices import ChoicePiece, Choices
 from gateway.outbox import Ending, Piece
 from gateway.token_log import LoggedToken
@@ -23,6 +23,9 @@ STREAM_HEADERS = {
     "Cache-Control": "no-cache",
     "X-Accel-Buffering": "no",
 }
+WHOLE_HEADERS = {"Content-Type": "application/json"}
+WRITE_BYTES = 64 * 1024
+"""Of a whole answer at once: a client that goes on reading has time for each."""
 
 
 class Voice:
@@ -113,7 +116,8 @@ class Answering:
         self._write_timeout_s = write_timeout_s
         self._keep_alive_s = keep_alive_s
 
-    async def whole(self, reply: Reply) -> web.StreamResponse:
+    async def whole(self, http: web.Request, reply: Reply) -> web.StreamResponse:
+        """Written here and not by the server: until a client has all of it, it counts as in progress."""
         choices = reply.choices
         collected = [_Collected() for _ in reply.voices]
         while not choices.ended:
@@ -125,7 +129,14 @@ class Answering:
                 if each.piece.ending is not None:
                     one.finish_reason = reply.finish(each.choice, each.piece.ending)
         reply.call.usage = choices.usage
-        return json_response(200, reply.form.whole([one.whole() for one in collected], choices.usage))
+        body = memoryview(reply.form.whole([one.whole() for one in collected], choices.usage))
+        response = web.StreamResponse(headers=WHOLE_HEADERS | reply.call.headers())
+        response.content_length = len(body)
+        await response.prepare(http)
+        for begin in range(0, len(body), WRITE_BYTES):
+            await self._write(http, response.write(bytes(body[begin : begin + WRITE_BYTES])))
+        await self._write(http, response.write_eof())
+        return response
 
     async def stream(self, http: web.Request, reply: Reply) -> web.StreamResponse:
         """Nothing is sent before there is something to say, so that a refusal can still have its own status.

@@ -13,6 +13,8 @@ from gateway.ranges import shown
 
 VALUE_CHARS_SHOWN_MAX = 64
 NAME_CHARS_SHOWN_MAX = 128
+MESSAGE_CHARS_KEPT = 1024
+"""Of msgspec's complaint, at its beginning and at its end."""
 PROMPT_PARAMS = frozenset({"messages", "prompt", "tokens"})
 """They may be as long as a body: nothing of them is shown."""
 
@@ -58,6 +60,9 @@ def not_json(reason: str) -> ApiError:
 
 
 def _located(message: str, root: str) -> tuple[str, str]:
+    if len(message) > 2 * MESSAGE_CHARS_KEPT:
+        # It holds what the client wrote, a name as long as a body for instance.
+        message = f"{message[:MESSAGE_CHARS_KEPT]}…{message[-MESSAGE_CHARS_KEPT:]}"
     located = _ERROR_PATH.match(message)
     if located is None:
         return root, message

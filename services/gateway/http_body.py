@@ -31,6 +31,11 @@ class BodyReader:
         self._limits = limits
         self._held_bytes = 0
 
+    @property
+    def held_bytes(self) -> int:
+        """Of all bodies that are being read or decoded."""
+        return self._held_bytes
+
     @asynccontextmanager
     async def read(self, request: web.Request) -> AsyncIterator[bytes]:
         """The body, decompressed; it counts as held until the context is left. Raises ApiError."""

@@ -43,6 +43,9 @@ class GatewayMetrics:
         self.in_progress = Gauge(
             "moonpool_gateway_in_progress_requests", "Generations in progress", registry=registry
         )
+        self.body_bytes = Gauge(
+            "moonpool_gateway_body_bytes", "Of request bodies being read or decoded", registry=registry
+        )
         self.client_gone = Counter(
             "moonpool_gateway_client_gone_requests",
             "Generations whose client left before the end",

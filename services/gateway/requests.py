@@ -45,9 +45,9 @@ DRAIN_SETTLE_S_MAX = 0.5
 
 @dataclass(frozen=True, slots=True)
 class GatewayLimits:
-    """Bounds of the whole gateway. `requests_max`: requests in progress, being read and tokenised
-    included. `replacements_in_flight_max`: those that ask for another placement at once, so that a lost
-    instance brings no storm; who asked first is first."""
+    """Bounds of the whole gateway. `requests_max`: requests in progress, being tokenised included.
+    `replacements_in_flight_max`: those that ask for another placement at once, so that a lost instance
+    brings no storm; who asked first is first."""
 
     requests_max: int = 1024
     notice_timeout_s: float = 2.0
@@ -84,15 +84,19 @@ class Requests:
         )
         self._bus.on_connection(self._connection_changed)
 
-    @contextmanager
-    def admit(self) -> Iterator[None]:
-        """A place among the requests in progress, from before the body is read to the last byte of the
-        answer. Raises ApiError where there is none."""
+    def check_room(self) -> None:
+        """Raises ApiError where `admit` would: no body is read for that."""
         if self._draining:
             raise _shutting_down()
         if self._admitted >= self._limits.requests_max:
             message = f"{self._limits.requests_max} requests are in progress, which is this gateway's limit"
             raise ApiError(OVERLOADED, message, reason="gateway_full")
+
+    @contextmanager
+    def admit(self) -> Iterator[None]:
+        """A place among the requests in progress, from when the body is there to the last byte of the
+        answer: who sends slowly takes nobody's place. Raises ApiError where there is none."""
+        self.check_room()
         self._admitted += 1
         self._idle.clear()
         self._metrics.in_progress.set(self._admitted)

@@ -65,6 +65,7 @@ class Api:
         self._requests = requests
         self._capacity = capacity
         self._bodies = BodyReader(body_limits)
+        metrics.body_bytes.set_function(lambda: self._bodies.held_bytes)
         self._calls = Calls(metrics, log, identity, tenants)
         self._answering = Answering(self._calls, write_timeout_s=write_timeout_s, keep_alive_s=keep_alive_s)
         self._names = TokenNames(model.all_token_bytes)
@@ -97,9 +98,10 @@ class Api:
 
     async def _chat(self, http: web.Request, call: Call) -> web.StreamResponse:
         model = self._model
+        self._requests.check_room()
+        async with self._bodies.read(http) as body:
+            request = request_body.decode_chat(body)
         with self._requests.admit():
-            async with self._bodies.read(http) as body:
-                request = request_body.decode_chat(body)
             validate.check_model(request.model, model.limits)
             generation = validate.check_chat(request, model.limits, _header_lists(http))
             await model.structures.check(generation.structure)
@@ -111,9 +113,10 @@ class Api:
 
     async def _completion(self, http: web.Request, call: Call) -> web.StreamResponse:
         model = self._model
+        self._requests.check_room()
+        async with self._bodies.read(http) as body:
+            request = request_body.decode_completion(body)
         with self._requests.admit():
-            async with self._bodies.read(http) as body:
-                request = request_body.decode_completion(body)
             validate.check_model(request.model, model.limits)
             generation = validate.check_completion(request, model.limits, _header_lists(http))
             await model.structures.check(generation.structure)
@@ -173,7 +176,7 @@ class Api:
             reply = Reply(call, choices, form, [self._voice(generation) for _ in wanted])
             if generation.stream:
                 return await self._answering.stream(http, reply)
-            return await self._answering.whole(reply)
+            return await self._answering.whole(http, reply)
 
     def _order(self, call: Call, generation: Generation, prompt: Prompt, index: int) -> Order:
         """For the first answer to a prompt, which is number `index` of all."""

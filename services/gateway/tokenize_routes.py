@@ -27,9 +27,10 @@ class TokenizeRoutes:
         self._bodies = bodies
 
     async def tokenize(self, http: web.Request, _call: Call) -> web.StreamResponse:
+        self._requests.check_room()
+        async with self._bodies.read(http) as body:
+            request = request_body.decode_tokenize(body)
         with self._requests.admit():
-            async with self._bodies.read(http) as body:
-                request = request_body.decode_tokenize(body)
             self._check_model(request.model)
             prompt = await self._prompt(request)
             token_ids, token_strs = await self._model.tokens_of(
@@ -43,9 +44,10 @@ class TokenizeRoutes:
     async def detokenize(self, http: web.Request, _call: Call) -> web.StreamResponse:
         """Special tokens are told by their names: the text of a whole prompt, put into `/tokenize`, is that
         prompt again."""
+        self._requests.check_room()
+        async with self._bodies.read(http) as body:
+            request = request_body.decode_detokenize(body)
         with self._requests.admit():
-            async with self._bodies.read(http) as body:
-                request = request_body.decode_detokenize(body)
             self._check_model(request.model)
             token_ids = tokens_of(request, self._model.limits)
             text = await self._model.decode(token_ids, keep_special=True)
