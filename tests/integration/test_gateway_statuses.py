@@ -4,7 +4,7 @@ import json
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from http.client import HTTPResponse
 from pathlib import Path
@@ -48,7 +48,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def stack(tmp_path: Path, model: Path) -> Iterator[LooseStack]:
-    with loose_stack(tmp_path, model) as running:
+    # A registration outlasts what is paused here.
+    with loose_stack(tmp_path, model, lease_ttl_s=30.0) as running:
         yield running
 
 
@@ -83,11 +84,18 @@ def asked(stack: LooseStack, gateway: str, parameters: dict[str, object]) -> Req
     return Request(url, json.dumps(body).encode(), headers)
 
 
-def wait_for_line(stack: LooseStack, name: str, message: str) -> None:
+def wait_until(holds: Callable[[], bool]) -> None:
     ends_at_s = time.monotonic() + SETTLES_S_MAX
-    while not any(line.get("message") == message for line in stack.log_lines(name)):
-        assert time.monotonic() < ends_at_s, stack.log_tail(name)
+    while not holds():
+        assert time.monotonic() < ends_at_s
         time.sleep(0.01)
+
+
+def value(stack: LooseStack, gateway: str, metric: str) -> float:
+    with urlopen(stack.url(gateway) + "/metrics", timeout=ANSWER_S_MAX) as answer:
+        lines = answer.read().decode().splitlines()
+    (line,) = (line for line in lines if line.startswith(metric + " "))
+    return float(line.split()[1])
 
 
 def lowered(headers: Any) -> dict[str, str]:
@@ -165,15 +173,12 @@ def test_what_no_instance_holds_and_what_it_just_holds(stack: LooseStack, model:
 
 
 def placements(stack: LooseStack) -> float:
-    with urlopen(stack.url("gateway-0") + "/metrics", timeout=ANSWER_S_MAX) as answer:
-        lines = answer.read().decode().splitlines()
-    (line,) = (line for line in lines if line.startswith("moonpool_gateway_placements_total "))
-    return float(line.split()[1])
+    return value(stack, "gateway-0", "moonpool_gateway_placements_total")
 
 
 def test_overload_deadlines_and_what_drains(stack: LooseStack, model: Path) -> None:
     stack.start("kvmeta-0", "conductor-0", "gateway-0")
-    stack.start("gateway-1", flags=("--request-timeout-s", "1.0", "--requests-max", "1"))
+    stack.start("gateway-1", flags=("--request-timeout-s", "4.0", "--requests-max", "1"))
     start_workers(stack, model)
     assert settled(stack).status == 200
 
@@ -186,10 +191,10 @@ def test_overload_deadlines_and_what_drains(stack: LooseStack, model: Path) -> N
     answers: list[Told] = []
     waiting = threading.Thread(target=lambda: answers.append(ask(stack, gateway="gateway-1")))
     waiting.start()
-    ends_at_s = time.monotonic() + SETTLES_S_MAX
-    while (told := ask(stack, gateway="gateway-1")).status != 429 and time.monotonic() < ends_at_s:
-        time.sleep(0.02)
+    wait_until(lambda: value(stack, "gateway-1", "moonpool_gateway_in_progress_requests") == 1)
+    told = ask(stack, gateway="gateway-1")
     assert (told.status, told.headers["x-moonpool-rejected-reason"]) == (429, "gateway_full"), told
+    assert int(told.headers["retry-after"]) >= 1
     waiting.join(ANSWER_S_MAX)
     assert answers[0].status == 504, answers
     assert (answers[0].error["type"], answers[0].error["code"]) == ("timeout_error", "deadline_exceeded")
@@ -199,7 +204,7 @@ def test_overload_deadlines_and_what_drains(stack: LooseStack, model: Path) -> N
     with streaming(stack, max_tokens=1000) as stream:
         assert stream.readline().startswith(b"data: {")
         stack.signal("decode-0", signal.SIGTERM)
-        wait_for_line(stack, "decode-0", "draining")
+        wait_until(lambda: any(line.get("message") == "draining" for line in stack.log_lines("decode-0")))
         told = ask(stack)
         assert told.status == 503, told
         assert int(told.headers["retry-after"]) >= 1
