@@ -4,7 +4,7 @@ import asyncio
 import json
 import ssl
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -25,6 +25,8 @@ from policy.core import Role
 pytestmark = pytest.mark.unit
 
 WAIT_S = 5.0
+LARGE_BYTES = 32 << 20
+"""More than kernels keep for a client."""
 READY = Health(True, "", InstanceId("g-1"), 1, (Role.GATEWAY,), True, True, True)
 
 
@@ -58,6 +60,10 @@ async def _echo(request: web.Request) -> web.Response:
     return web.Response(body=await request.read())
 
 
+async def _large(_: web.Request) -> web.Response:
+    return web.Response(body=bytes(LARGE_BYTES))
+
+
 async def _broken(_: web.Request) -> web.Response:
     raise RuntimeError("a bug")
 
@@ -65,7 +71,7 @@ async def _broken(_: web.Request) -> web.Response:
 @asynccontextmanager
 async def _serving(options: HttpOptions = OPTIONS) -> AsyncIterator[int]:
     listener = listen("127.0.0.1", 0)
-    routes = [web.post("/echo", _echo), web.get("/broken", _broken)]
+    routes = [web.post("/echo", _echo), web.get("/broken", _broken), web.get("/large", _large)]
     log = Logger(Level.ERROR)
     server = AdminServer([listener], lambda: READY, ServiceMetrics(), routes, log, options)
     await server.start()
@@ -314,3 +320,21 @@ def test_a_port_is_shared_only_by_those_who_say_so() -> None:
     first.close()
     with listen("127.0.0.1", port), pytest.raises(ConfigError):
         listen("127.0.0.1", port, reuse_port=True)
+
+
+async def test_a_client_that_does_not_read_its_answer_is_cut_off() -> None:
+    async with _serving(replace(OPTIONS, write_timeout_s=0.2)) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1024)
+        writer.write(b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n")
+        await reader.readuntil(b"\r\n\r\n")
+        await asyncio.sleep(0.6)
+        received = 0
+        async with asyncio.timeout(WAIT_S):
+            with suppress(ConnectionError):
+                while piece := await reader.read(1 << 20):
+                    received += len(piece)
+        assert received < LARGE_BYTES
+        writer.close()
+        # Who reads has all of it.
+        async with ClientSession() as session, session.get(f"http://127.0.0.1:{port}/large") as answer:
+            assert len(await answer.read()) == LARGE_BYTES
