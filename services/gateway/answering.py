@@ -130,7 +130,14 @@ class Answering:
                     one.finish_reason = reply.finish(each.choice, each.piece.ending)
         reply.call.usage = choices.usage
         body = memoryview(reply.form.whole([one.whole() for one in collected], choices.usage))
-        response = web.StreamResponse(headers=WHOLE_HEADERS | reply.call.headers())
+        headers = WHOLE_HEADERS | reply.call.headers()
+        if len(body) <= WRITE_BYTES:
+            # Head and body in one write.
+            response: web.StreamResponse = web.Response(body=bytes(body), headers=headers)
+            await response.prepare(http)
+            await self._write(http, response.write_eof())
+            return response
+        response = web.StreamResponse(headers=headers)
         response.content_length = len(body)
         await response.prepare(http)
         for begin in range(0, len(body), WRITE_BYTES):

@@ -22,8 +22,8 @@ PIECES_MAX = 32_768
 PIECE_CHARS_MAX = 1024
 """A longer one, where no place to cut comes, is not kept."""
 
-_CUT = re.compile(r"[A-Za-z](?= [A-Za-z])")
-"""Between two words: a run of letters ends, and a space with the letter behind it begins the next one."""
+_CUT = re.compile(r"[!-~](?= [A-Za-z])")
+"""Before a word: whatever comes before the space ends there, and the space begins the word."""
 _SPLIT_PATTERNS = frozenset(
     {
         # Llama 3, then Qwen 2 and 3: both end a word where its letters end, and put a space before the next.
