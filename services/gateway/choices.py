@@ -108,7 +108,7 @@ class Choices:
         await self._wake.wait()
         self._wake.clear()
         if self._failure is not None:
-            raise self._failure
+            raise self._fail(self._failure)
         pieces: list[ChoicePiece] = []
         ready, self._ready = self._ready, {}
         for index in ready:
@@ -119,7 +119,7 @@ class Choices:
                 piece = begun.running.outbox.take()
             except ApiError as error:
                 if not pieces:
-                    raise
+                    raise self._fail(error) from None
                 self._failure = error
                 self._wake.set()
                 break
@@ -137,6 +137,12 @@ class Choices:
         begun = self._begun.get(index)
         if begun is not None:
             begun.running.stop()
+
+    def _fail(self, error: ApiError) -> ApiError:
+        """For all that run: it is not their client that left."""
+        for begun in self._begun.values():
+            begun.running.fail(error)
+        return error
 
     def _took(self, begun: _Begun, piece: Piece) -> None:
         index = begun.choice.index

@@ -4,6 +4,7 @@ What a request means is `gateway.validate`'s, what becomes of it `gateway.reques
 written `gateway.answering`'s.
 """
 
+import asyncio
 import secrets
 import time
 from collections.abc import Callable, Sequence
@@ -38,6 +39,7 @@ from gateway.text import Prompt, TextModel
 from gateway.tokenize_routes import TokenizeRoutes
 from gateway.tool_parsers import tool_parser
 from gateway.validate import Generation
+from kvhash import Namespace
 from policy.core import RequestId
 
 NO_ROUTE = "none"
@@ -122,14 +124,22 @@ class Api:
             await model.structures.check(generation.structure)
             space = model.space(call.caller.salt(generation.cache_salt))
             given = prompts_of(request, model.limits)
-            prompts = [
-                await (model.encode_text(one, space) if isinstance(one, str) else model.prompt_of(one, space))
-                for one in given
-            ]
+            prompts = await self._prompts(given, space)
             echoes = await self._echoes(given, generation)
             header = self._header(call, "cmpl", generation, prompts)
             form = CompletionForm(header, echoes, generation.answers)
             return await self._generate(http, call, generation, prompts, form)
+
+    async def _prompts(self, given: Sequence[str | list[int]], space: Namespace) -> list[Prompt]:
+        model = self._model
+        prompts: list[Prompt] = []
+        for one in given:
+            if prompts:
+                # What is little is tokenised on the event loop, which goes on in between.
+                await asyncio.sleep(0)
+            encoding = model.encode_text(one, space) if isinstance(one, str) else model.prompt_of(one, space)
+            prompts.append(await encoding)
+        return prompts
 
     async def _echoes(self, given: Sequence[str | list[int]], generation: Generation) -> list[str]:
         if not generation.echo:

@@ -245,6 +245,7 @@ async def test_one_that_fails_before_anything_was_sent_fails_all(cluster, stream
     reply = await asking
     assert (reply.status, json.loads(reply.text)["error"]["message"]) == (500, "the engine broke")
     assert await cancelled_ids(cluster, 3) == {submit.work.request_id for submit in submits}
+    assert cluster.value("moonpool_gateway_client_gone_requests_total") == 0, "no client has left"
     assert is_idle(cluster)
 
 
