@@ -129,6 +129,7 @@ class Answering:
                 if each.piece.ending is not None:
                     one.finish_reason = reply.finish(each.choice, each.piece.ending)
         reply.call.usage = choices.usage
+        reply.call.settle()
         body = memoryview(reply.form.whole([one.whole() for one in collected], choices.usage))
         headers = WHOLE_HEADERS | reply.call.headers()
         if len(body) <= WRITE_BYTES:

@@ -63,6 +63,11 @@ class Call:
         if self.entry is not None:
             self.entry.answered(output_tokens)
 
+    def settle(self) -> None:
+        """All its answers have ended."""
+        if self.entry is not None:
+            self.entry.settle()
+
     def headers(self) -> dict[str, str]:
         """Of its answer, beside what kind of answer it is."""
         limits = {} if self.entry is None else self.entry.headers

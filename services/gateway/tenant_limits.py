@@ -124,11 +124,17 @@ def reserved(use: Use, share: Share, tokens: int, now_s: float) -> Use | Refusal
 
 def left(use: Use, share: Share, reserved_tokens: int, used_tokens: int, now_s: float) -> Use:
     """The request has ended: what it used of what was set aside is known."""
+    use = settled(use, share, reserved_tokens, used_tokens, now_s)
+    return replace(use, concurrent=max(0, use.concurrent - 1))
+
+
+def settled(use: Use, share: Share, reserved_tokens: int, used_tokens: int, now_s: float) -> Use:
+    """What was used is counted in place of what was set aside."""
     use = brought_up(use, share, now_s)
     tokens = _taken(use.tokens, used_tokens - reserved_tokens)
     if tokens is not None and share.tokens_per_minute is not None:
         tokens = replace(tokens, level=min(share.tokens_per_minute, tokens.level))
-    return replace(use, tokens=tokens, concurrent=max(0, use.concurrent - 1))
+    return replace(use, tokens=tokens)
 
 
 def header_lines(use: Use, limits: TenantLimits, share: Share, gateways: int) -> dict[str, str]:

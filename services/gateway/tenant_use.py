@@ -21,6 +21,7 @@ from gateway.tenant_limits import (
     header_lines,
     left,
     reserved,
+    settled,
     share_of,
 )
 
@@ -64,6 +65,11 @@ class Entry:
     def answered(self, output_tokens: int) -> None:
         """So many more tokens of answers were generated."""
         self._output_tokens += output_tokens
+
+    def settle(self) -> None:
+        """All answers have ended: from here on what they took is counted, not what was set aside."""
+        self._use.settle(self._caller, self.reserved_tokens, self.used_tokens)
+        self.reserved_tokens = self.used_tokens
 
     def refused(self) -> None:
         """Nothing was computed: the cluster had no room, and the prompt costs nothing."""
@@ -136,6 +142,13 @@ class TenantUse:
             raise self._refused(outcome, caller, limits)
         self._uses[caller.tenant] = outcome
         return tokens
+
+    def settle(self, caller: Caller, reserved_tokens: int, used_tokens: int) -> None:
+        """See `Entry.settle`."""
+        limits = caller.limits
+        if limits is not None and limits.tokens_per_minute is not None:
+            use, share = self._use_of(caller), self._share(limits)
+            self._uses[caller.tenant] = settled(use, share, reserved_tokens, used_tokens, self._clock())
 
     def headers(self, caller: Caller) -> Mapping[str, str]:
         """x-ratelimit-* as of now; none where there are no limits."""

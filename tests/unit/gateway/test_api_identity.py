@@ -114,7 +114,8 @@ async def test_limits_are_told_and_held(cluster) -> None:
     assert reply.headers["x-ratelimit-limit-requests"] == "3"
     assert reply.headers["x-ratelimit-remaining-requests"] == "2"
     assert reply.headers["x-ratelimit-limit-tokens"] == "180"
-    # As long as it ran, the longest answer that it might have had was set aside; then what it took is known.
+    # As long as it ran, the longest answer that it might have had was set aside; when this is said, what it
+    # took is known.
     assert int(reply.headers["x-ratelimit-remaining-tokens"]) in (180 - used, 181 - used)
     too_long = await cluster.post(CHAT, chat_body(max_tokens=170), key("small"))
     assert too_long.status == 400
