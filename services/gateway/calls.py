@@ -4,15 +4,14 @@ Knows no operation: what a call asks for and what it is answered is its handler'
 """
 
 import asyncio
-import secrets
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import msgspec
 from aiohttp import web
 
 from cluster.logs import Logger
-from cluster.tracing import TraceContext
+from cluster.tracing import TraceContext, random_hex
 from gateway.api_errors import INTERNAL, OVERLOADED, UNAVAILABLE, ApiError
 from gateway.edge import REQUEST_ID_HEADER, client_request_id
 from gateway.identity import OPEN, Caller, Identity
@@ -192,14 +191,15 @@ def _told(failure: ApiError) -> dict[str, object]:
 
 
 def _call(route: str, http: web.Request) -> Call:
-    request_id = RequestId(secrets.token_hex(16))
+    request_id = RequestId(random_hex(32))
     client_id = client_request_id(http.headers)
-    trace = TraceContext.parse(http.headers.get("traceparent", "")) or TraceContext.new()
+    parent = TraceContext.parse(http.headers.get("traceparent", ""))
+    told_id = client_id or ""
     return Call(
         route=route,
         request_id=request_id,
         client_id=client_id or request_id,
-        trace=replace(trace.child(), client_request_id=client_id or ""),
+        trace=TraceContext.new(told_id) if parent is None else parent.child(told_id),
         arrived_at_s=asyncio.get_running_loop().time(),
     )
 
