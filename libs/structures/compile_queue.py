@@ -42,9 +42,9 @@ class CompileQueue(Generic[ResultT]):
         self._lock = threading.Lock()
         self._executor = _one_thread(COMPILE_STACK_BYTES)
 
-    def prepare(self, work: Callable[[], object]) -> None:
-        """Run `work` on the queue's thread before anything else; what it raises is lost."""
-        self._executor.submit(work)
+    def prepare(self, work: Callable[[], object]) -> "Future[object]":
+        """Run `work` on the queue's thread before what is asked for later."""
+        return self._executor.submit(work)
 
     def close(self) -> None:
         """What waits is not compiled any more; does not wait for what is being compiled."""

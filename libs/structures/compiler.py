@@ -59,9 +59,10 @@ class _Compiler(Generic[KeptT]):
         self._vocabulary: Vocabulary | StructureError | None = None
         self._queue = CompileQueue(self._compile_new, remembered_max=kept_max, worn_out=worn_out)
 
-    def prepare(self) -> None:
-        """Begin to read the tokenizer; what is wrong with it is told to whoever brings a spec."""
-        self._queue.prepare(self._ready)
+    def prepare(self) -> "Future[object]":
+        """Begin to read the tokenizer; done when it is read. What is wrong with it is told to whoever brings
+        a spec, too."""
+        return self._queue.prepare(self._ready)
 
     @property
     def prepared(self) -> bool:

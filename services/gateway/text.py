@@ -80,7 +80,6 @@ class TextModel:
         self.structures = StructureCheck(
             folder.path, folder.limits.vocabulary_tokens, folder.configured_end_token_ids
         )
-        self.structures.prepare()
 
     def space(self, salt: str) -> Namespace:
         """Of the blocks of requests with that salt; "" is everybody's."""

@@ -122,6 +122,7 @@ async def test_a_tokenizer_that_is_still_being_read_is_not_the_clients_fault(
 
     monkeypatch.setattr(compiler, "read_vocabulary", slow)
     monkeypatch.setattr(structure_check, "CHECK_WAIT_S_MAX", 0.05)
+    monkeypatch.setattr(structure_check, "READ_WAIT_S_MAX", 0.05)
     check = StructureCheck(tiny_folder(), 512, (2,))
     with pytest.raises(ApiError, match="was not compiled within") as busy:
         await check.check(named(StructureKind.JSON_OBJECT))
@@ -129,6 +130,27 @@ async def test_a_tokenizer_that_is_still_being_read_is_not_the_clients_fault(
     go_on.set()
     monkeypatch.setattr(structure_check, "CHECK_WAIT_S_MAX", 10.0)
     await check.check(named(StructureKind.JSON_OBJECT))
+    check.close()
+
+
+async def test_the_first_who_come_wait_for_the_tokenizer_beside_their_own_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    go_on = threading.Event()
+
+    def slow(*model: object) -> Vocabulary:
+        assert go_on.wait(20)
+        return read_vocabulary(*model)
+
+    monkeypatch.setattr(compiler, "read_vocabulary", slow)
+    check = StructureCheck(tiny_folder(), 512, (2,))
+    leaving, staying = (asyncio.create_task(check.check(named(StructureKind.JSON_OBJECT))) for _ in range(2))
+    await asyncio.sleep(0.01)
+    leaving.cancel()
+    await asyncio.wait({leaving})
+    assert not staying.done()
+    go_on.set()
+    await staying
     check.close()
 
 
