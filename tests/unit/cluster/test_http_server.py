@@ -339,6 +339,9 @@ async def test_a_client_that_does_not_read_its_answer_is_cut_off() -> None:
 
 async def test_a_client_that_reads_its_answer_has_all_of_it() -> None:
     # Within the usual time: how quick a client is that shares a busy machine is nobody's promise.
-    async with _serving() as port, ClientSession() as session:
-        async with session.get(f"http://127.0.0.1:{port}/large") as answer:
-            assert len(await answer.read()) == LARGE_BYTES
+    async with (
+        _serving() as port,
+        ClientSession() as session,
+        session.get(f"http://127.0.0.1:{port}/large") as answer,
+    ):
+        assert len(await answer.read()) == LARGE_BYTES
