@@ -18,11 +18,12 @@ from tests.support.stack import RunningStack
 
 from gateway.operations import OPERATIONS
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(480)]
 
 ROOT = Path(__file__).parents[2]
 CONFIG = ROOT / "tests" / "support" / "schemathesis.toml"
-RUN_S_MAX = 200.0
+RUN_S_MAX = 400.0
+"""About 40 s of it are its own CPU; the rest is for machines that do other things as well."""
 CASES_MIN = 150
 HTTP_S_MAX = 20.0
 

@@ -20,13 +20,12 @@ DONE = "[DONE]"
 @schemathesis.hook
 def before_call(context: schemathesis.HookContext, case: schemathesis.Case, **_: Any) -> None:
     meta = case.meta
-    if meta is not None and meta.generation.mode is GenerationMode.POSITIVE:
+    positive = meta is not None and meta.generation.mode is GenerationMode.POSITIVE
+    if positive and case.path.endswith("completions") and isinstance(case.body, dict):
         shorten(case.body)
 
 
-def shorten(body: Any) -> None:
-    if not isinstance(body, dict) or not {"messages", "prompt"} & set(body):
-        return
+def shorten(body: dict[str, Any]) -> None:
     body["max_tokens"] = ANSWER_TOKENS_MAX
     body.pop("max_completion_tokens", None)
     for name, limit in (("min_tokens", ANSWER_TOKENS_MAX), ("n", ANSWERS_MAX), ("best_of", ANSWERS_MAX)):
