@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from aiohttp import web
 
 from gateway.answer_forms import DONE, KEEP_ALIVE, AnswerForm, Delta, Whole, error_event
+from gateway.api_errors import TOO_LARGE, ApiError
 from gateway.calls import Call, Calls, ClientGoneError
 from gateway.choices import ChoicePiece, Choices
 from gateway.outbox import Ending, Piece
@@ -26,6 +27,11 @@ STREAM_HEADERS = {
 WHOLE_HEADERS = {"Content-Type": "application/json"}
 WRITE_BYTES = 64 * 1024
 """Of a whole answer at once: a client that goes on reading has time for each."""
+WHOLE_CHARS_MAX = 64 * 1024 * 1024
+"""Of all answers to a request that is not streamed, counted as in `outbox.chars_of`: with twenty logprobs a
+token, some 50,000 tokens."""
+FORMED_AT_ONCE_CHARS_MAX = 64 * 1024
+"""Larger ones become JSON on a thread: on the event loop it would take milliseconds."""
 
 
 class Voice:
@@ -120,8 +126,12 @@ class Answering:
         """Written here and not by the server: until a client has all of it, it counts as in progress."""
         choices = reply.choices
         collected = [_Collected() for _ in reply.voices]
+        chars = 0
         while not choices.ended:
             for each in await choices.take():
+                chars += each.piece.chars
+                if chars > WHOLE_CHARS_MAX:
+                    raise _too_large()
                 one = collected[each.choice]
                 one.said += reply.say(each)
                 one.token_ids += each.piece.token_ids
@@ -130,7 +140,11 @@ class Answering:
                     one.finish_reason = reply.finish(each.choice, each.piece.ending)
         reply.call.usage = choices.usage
         reply.call.settle()
-        body = memoryview(reply.form.whole([one.whole() for one in collected], choices.usage))
+        form, answers, usage = reply.form, [one.whole() for one in collected], choices.usage
+        if chars <= FORMED_AT_ONCE_CHARS_MAX:
+            body = memoryview(form.whole(answers, usage))
+        else:
+            body = memoryview(await asyncio.to_thread(form.whole, answers, usage))
         headers = WHOLE_HEADERS | reply.call.headers()
         if len(body) <= WRITE_BYTES:
             # Head and body in one write.
@@ -202,6 +216,11 @@ class Answering:
             if http.transport is not None:
                 http.transport.abort()
             raise ClientGoneError(f"the client read nothing for {self._write_timeout_s:g} s") from None
+
+
+def _too_large() -> ApiError:
+    message = f"the answers together exceed {WHOLE_CHARS_MAX} characters, logprobs included; ask for a stream"
+    return ApiError(TOO_LARGE, message, param="stream", code="answer_too_large")
 
 
 def _events_of(reply: Reply, each: ChoicePiece, opened: set[int]) -> bytes:

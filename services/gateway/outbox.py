@@ -43,6 +43,11 @@ class Piece(NamedTuple):
     logged: list[LoggedToken]
     ending: Ending | None = None
 
+    @property
+    def chars(self) -> int:
+        """As `chars_of`."""
+        return chars_of(self.text, self.token_ids, self.logged)
+
 
 class UnsentRoom:
     """How much may wait for one client, in all its outboxes together: in characters, where a token id
@@ -84,7 +89,7 @@ class Outbox:
         """False where the reader is so slow that it does not fit any more: then nothing is taken."""
         if self.ended or not (text or token_ids or logged):
             return True
-        chars = len(text) + len(token_ids) + sum(map(_logged_chars, logged))
+        chars = chars_of(text, token_ids, logged)
         if not self._room.take(chars):
             return False
         self._held_chars += chars
@@ -120,6 +125,11 @@ class Outbox:
         """Nobody reads what is left."""
         self._room.give_back(self._held_chars)
         self._held_chars = 0
+
+
+def chars_of(text: str, token_ids: Sequence[int], logged: Sequence[LoggedToken]) -> int:
+    """About how much it is to be kept and told: a token id counts as one character."""
+    return len(text) + len(token_ids) + sum(map(_logged_chars, logged))
 
 
 def _logged_chars(token: LoggedToken) -> int:

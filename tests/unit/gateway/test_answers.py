@@ -2,12 +2,14 @@
 
 import asyncio
 import json
+import threading
 
 import pytest
 from tests.unit.gateway.fake_cluster import END, accept, chat_body, ids, running_cluster
 from tests.unit.gateway.model_files import byte_level_tokenizer, write_model_folder
 
-from cluster.messages import Finish, RefusalReason, Refused, Submit
+from cluster.messages import Cancel, Finish, RefusalReason, Refused, Submit
+from gateway.answer_forms import ChatForm
 from policy.core import FinishReason, TokenLogprobs
 
 pytestmark = pytest.mark.unit
@@ -305,3 +307,34 @@ async def one_call(cluster, stream: bool) -> None:
         (made,) = answer["choices"][0]["message"]["tool_calls"]
         assert made["function"] == {"name": "weather", "arguments": '{"city": "Paris"}'}
     assert (reason, usage["completion_tokens"]) == ("tool_calls", len(token_ids))
+
+
+async def test_whole_answers_are_bounded_and_large_ones_are_formed_on_a_thread(cluster, monkeypatch) -> None:
+    formed_on: list[bool] = []
+    whole = ChatForm.whole
+
+    def watched(*arguments):
+        formed_on.append(threading.current_thread() is threading.main_thread())
+        return whole(*arguments)
+
+    monkeypatch.setattr(ChatForm, "whole", watched)
+    token_ids = ids("The quick brown fox")
+    logprobs = logprobs_of(token_ids, 2)
+    body = chat_body(logprobs=True, top_logprobs=2)
+    usual = await answer_with(cluster, CHAT, body, token_ids, logprobs)
+    monkeypatch.setattr("gateway.answering.FORMED_AT_ONCE_CHARS_MAX", 100)
+    large = await answer_with(cluster, CHAT, body, token_ids, logprobs)
+    assert json.loads(large)["choices"] == json.loads(usual)["choices"]
+    assert formed_on == [True, False]
+
+    monkeypatch.setattr("gateway.answering.WHOLE_CHARS_MAX", 500)
+    asking = asyncio.create_task(cluster.post(CHAT, body))
+    submit = await cluster.prefill.submits.get()
+    await cluster.decode.tokens(submit, token_ids, 0, logprobs=logprobs)
+    reply = await asking
+    error = json.loads(reply.text)["error"]
+    assert (reply.status, error["code"], error["param"]) == (413, "answer_too_large", "stream")
+    notice = await cluster.decode.notices.get()
+    while not isinstance(notice, Cancel):
+        notice = await cluster.decode.notices.get()
+    assert notice.request_id == submit.work.request_id
