@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from cluster.context import ServiceConfig
 from gateway.http_body import BODIES_BYTES_MAX_DEFAULT, BODY_BYTES_MAX_DEFAULT, BodyLimits
 from gateway.liveness import SilenceLimits
-from gateway.requests import GatewayLimits
+from gateway.requests import PLACEMENTS_ASKED_MAX, GatewayLimits
 from gateway.running import RequestLimits
 from protocol.answer import PLACEMENT_ATTEMPTS_MAX
 
@@ -39,6 +39,10 @@ class GatewayConfig(ServiceConfig):
     placement_attempts_max: int = field(
         default=PLACEMENT_ATTEMPTS_MAX,
         metadata={"help": "placements of one request, refusals and losses alike", "min": 1, "max": 100},
+    )
+    placements_asked_max: int = field(
+        default=PLACEMENTS_ASKED_MAX,
+        metadata={"help": "placements asked of conductors at once; other requests wait", "min": 1},
     )
     replacements_in_flight_max: int = field(
         default=16,
@@ -115,6 +119,7 @@ class GatewayConfig(ServiceConfig):
         return GatewayLimits(
             requests_max=self.requests_max,
             notice_timeout_s=self.notice_timeout_s,
+            placements_asked_max=self.placements_asked_max,
             replacements_in_flight_max=self.replacements_in_flight_max,
             request=RequestLimits(
                 request_timeout_s=self.request_timeout_s,

@@ -26,7 +26,7 @@ from gateway.text import Prompt
 from gateway.urgency import Urgency
 from kvhash import BLOCK_TOKENS, HASH_BYTES, BlockHash, Namespace, extend
 from kvindex.core import InstanceId
-from policy.core import Placement, Rejection, RequestId, SamplingParams, ScheduleRequest
+from policy.core import Placement, Rejection, RejectReason, RequestId, SamplingParams, ScheduleRequest
 from policy.evict import slo_class
 from protocol.answer import (
     AskPlacement,
@@ -44,6 +44,7 @@ from protocol.parts import split
 FIRST_ANSWER_SHARE = 0.2
 """Of the time that conductors get for an answer: one that has not answered then may have died with the
 question, and another one is asked. To place a request twice does no harm."""
+BUSY_RETRY_AFTER_S = 1.0
 RESUME_TRIES_MAX = 5
 RESUME_BACKOFF_S = 0.2
 BLOCK_BYTES = BLOCK_TOKENS * TOKEN_ID_BYTES
@@ -95,6 +96,12 @@ def schedule_request(
         # Once it streams, the others have been let in and are orders of their own.
         samples=1 if ask.resumed else order.answers,
     )
+
+
+def conductors_busy(order: Order, attempt: int) -> Rejection:
+    """For a request that had no turn to ask in time: others wait for the conductors already."""
+    detail = "the conductors are busy with the placements of other requests"
+    return Rejection(order.request_id, attempt, RejectReason.OVERLOADED, detail, BUSY_RETRY_AFTER_S)
 
 
 async def ask_placement(

@@ -37,6 +37,7 @@ from protocol.answer import Answer, Event, Phase
 
 STREAM_BATCHES_MAX = 65_536
 """Batches that may wait to be taken in; the bus drops and counts what is over it, resume fetches it."""
+PLACEMENTS_ASKED_MAX = 64
 SETTLE_S_MAX = 2.0
 """What notices under way get to arrive at close."""
 DRAIN_SETTLE_S_MAX = 0.5
@@ -46,11 +47,14 @@ DRAIN_SETTLE_S_MAX = 0.5
 @dataclass(frozen=True, slots=True)
 class GatewayLimits:
     """Bounds of the whole gateway. `requests_max`: requests in progress, being tokenised included.
+    `placements_asked_max`: those that wait for a conductor's answer at once; a burst waits here, where each
+    has its turn, and not at a conductor that would answer the last ones too late.
     `replacements_in_flight_max`: those that ask for another placement at once, so that a lost instance
     brings no storm; who asked first is first."""
 
     requests_max: int = 1024
     notice_timeout_s: float = 2.0
+    placements_asked_max: int = PLACEMENTS_ASKED_MAX
     replacements_in_flight_max: int = 16
     request: RequestLimits = field(default_factory=RequestLimits)
 
@@ -65,6 +69,7 @@ class Requests:
         self._log = log
         self._limits = limits
         self._notices = Notices(bus, metrics, log, timeout_s=limits.notice_timeout_s)
+        self._turns = asyncio.Semaphore(limits.placements_asked_max)
         self._replacing = asyncio.Semaphore(limits.replacements_in_flight_max)
         self._running: dict[RequestId, RunningRequest] = {}
         self._admitted = 0
@@ -136,6 +141,7 @@ class Requests:
             self.outcomes,
             self._log,
             self._limits.request,
+            self._turns,
             self._replacing,
             arrived_at_s=arrived_at_s,
             room=room,

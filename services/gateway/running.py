@@ -21,7 +21,7 @@ from gateway.metrics import TTFT, GatewayMetrics
 from gateway.notices import Notices
 from gateway.outbox import Ending, Outbox, UnsentRoom
 from gateway.outcomes import AnswerTimes, OutcomeCounts
-from gateway.placing import Order
+from gateway.placing import Order, conductors_busy
 from gateway.text import unpack_token_ids
 from policy.core import FinishReason
 from protocol import answer
@@ -83,14 +83,15 @@ class RunningRequest:
         outcomes: OutcomeCounts,
         log: Logger,
         limits: RequestLimits,
+        turns: asyncio.Semaphore,
         replacing: asyncio.Semaphore,
         *,
         arrived_at_s: float,
         room: UnsentRoom,
         ready: Callable[[], None],
     ) -> None:
-        """`replacing` is shared by all requests and held while one asks for another placement; `room` by all
-        answers to one client.
+        """`turns` is shared by all requests and held while one asks for its first placement, `replacing`
+        while one asks for another; `room` is shared by all answers to one client.
 
         `arrived_at_s`: when the client's request came, by the event loop's clock.
         """
@@ -113,6 +114,7 @@ class RunningRequest:
         self._times = AnswerTimes()
         self._log = log
         self._limits = limits
+        self._turns = turns
         self._replacing = replacing
         self._loop = asyncio.get_running_loop()
         self._arrived_at_s = arrived_at_s
@@ -222,11 +224,22 @@ class RunningRequest:
 
     async def _place(self, ask: answer.AskPlacement) -> Event:
         if not ask.backoff:
-            return await self._ask_placement(ask)
+            return await self._place_in_turn(ask)
         backoff_s = min(PLACE_AGAIN_BACKOFF_S * 2**ask.attempt, PLACE_AGAIN_BACKOFF_S_MAX)
         await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))
         async with self._replacing:
             return await self._ask_placement(ask)
+
+    async def _place_in_turn(self, ask: answer.AskPlacement) -> Event:
+        try:
+            async with asyncio.timeout(self._limits.schedule_timeout_s):
+                await self._turns.acquire()
+        except TimeoutError:
+            return answer.NotPlaced(conductors_busy(self.order, ask.attempt))
+        try:
+            return await self._ask_placement(ask)
+        finally:
+            self._turns.release()
 
     async def _ask_placement(self, ask: answer.AskPlacement) -> Event:
         self._metrics.placements.inc()

@@ -205,6 +205,42 @@ async def test_replacements_ask_a_few_at_a_time_and_the_oldest_first(folder) -> 
         assert {status for status, _ in await asyncio.gather(*(asking for asking, _ in begun))} == {200}
 
 
+async def test_a_burst_waits_for_its_turn_to_be_placed_but_not_for_ever(folder) -> None:
+    """No more ask at once than the conductors shall answer; who has no turn in time is told to come again."""
+    limits = GatewayLimits(placements_asked_max=3, request=RequestLimits(schedule_timeout_s=1.0))
+    async with running_cluster(folder, limits=limits) as cluster:
+        place = cluster.place
+        asked, asked_max, hold = 0, 0, asyncio.Event()
+
+        async def slow_place(request):
+            nonlocal asked, asked_max
+            asked += 1
+            asked_max = max(asked_max, asked)
+            await (hold.wait() if holding else asyncio.sleep(0.01))
+            asked -= 1
+            return await place(request)
+
+        holding, cluster.place = False, slow_place
+        burst = [asyncio.create_task(cluster.chat()) for _ in range(12)]
+        for _ in burst:
+            submit = await asyncio.wait_for(cluster.prefill.submits.get(), 5)
+            await cluster.decode.say(submit, ids("Paris."))
+        assert [status for status, _ in await asyncio.gather(*burst)] == [200] * 12
+        assert asked_max == 3
+
+        # Those that ask wait for two conductors, one after the other, and so longer than the others.
+        await cluster.broker.bus(OTHER).subscribe(subjects.SCHEDULE_STANDBY, cluster.conduct)
+        holding = True
+        waiting = [asyncio.create_task(cluster.post("/v1/chat/completions", chat_body())) for _ in range(5)]
+        replies = await asyncio.gather(*waiting)
+        hold.set()
+        assert sorted(reply.status for reply in replies) == [429, 429, 503, 503, 503]
+        for reply in replies:
+            if reply.status == 429:
+                assert reply.headers["x-moonpool-rejected-reason"] == "overloaded"
+                assert int(reply.headers["retry-after"]) >= 1
+
+
 async def test_tokens_of_nobody_are_answered_by_a_cancel_and_a_finish_is_acknowledged(cluster) -> None:
     asking, submit = await begin(cluster)
     await cluster.decode.say(submit, ids("yes"))
