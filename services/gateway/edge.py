@@ -4,14 +4,13 @@ refuses, a request id on every answer, CORS.
 Knows no operation. What a request's id is, is decided here and nowhere else.
 """
 
-import secrets
 from collections.abc import Mapping
 from http import HTTPStatus
 
 import msgspec
 from aiohttp import web
 
-from cluster.tracing import is_client_request_id
+from cluster.tracing import is_client_request_id, random_hex
 from gateway import cors
 from gateway.answer_types import ErrorBody, ErrorObject
 
@@ -60,7 +59,7 @@ class Edge:
 
     def answer_headers(self, request: web.BaseRequest) -> Mapping[str, str]:
         """What every answer has."""
-        headers = {REQUEST_ID_HEADER: client_request_id(request.headers) or secrets.token_hex(16)}
+        headers = {REQUEST_ID_HEADER: client_request_id(request.headers) or random_hex(32)}
         if self._origins:
             headers |= cors.response_headers(self._origins, request.headers.get("Origin"))
         return headers
