@@ -46,7 +46,7 @@ _LIMIT_TEXTS = {
     "remaining": "How many {of} are left.",
     "reset": "How long until all {of} of the limit are there again, such as 1m30s.",
 }
-_LIMIT_HEADERS = {
+_LIMIT_HEADERS: dict[str, dict[str, object]] = {
     f"x-ratelimit-{what}-{of}": {
         "description": text.format(of=of),
         "schema": {"type": "string" if what == "reset" else "integer"},
