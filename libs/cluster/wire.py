@@ -12,7 +12,7 @@ import msgspec
 import orjson
 
 from cluster.errors import ProtocolError
-from cluster.messages import MESSAGE_KINDS
+from cluster.messages import MESSAGE_KINDS, Decision, MatchReply
 from kvindex.core import InstanceId
 from policy.core import LoadSnapshot
 
@@ -60,6 +60,9 @@ class _Incoming(msgspec.Struct, frozen=True):
     body: msgspec.Raw
 
 
+_ADDED_UP = frozenset({LoadSnapshot, MatchReply, Decision})
+"""Messages whose numbers conductors add up in columns of 64 bits as they came. A larger one is malformed, as
+orjson reads it; of other messages who receives them checks what counts."""
 _DECODER = msgspec.json.Decoder(_Incoming)
 _BODY_DECODERS: dict[str, msgspec.json.Decoder[Any]] = {
     kind: msgspec.json.Decoder(cls) for kind, cls in MESSAGE_KINDS.items()
@@ -92,9 +95,8 @@ def decode(data: bytes) -> tuple[Envelope, object]:
         if decoder is None:
             raise ProtocolError(f"unknown message kind {kind[:64]!r}")
         body: object
-        if decoder.type is LoadSnapshot:
-            # Its numbers are added up in columns of 64 bits, as read here: a larger one is malformed.
-            body = msgspec.convert(orjson.loads(memoryview(wire.body)), LoadSnapshot)
+        if decoder.type in _ADDED_UP:
+            body = msgspec.convert(orjson.loads(memoryview(wire.body)), decoder.type)
         else:
             body = decoder.decode(wire.body)
     except (msgspec.DecodeError, orjson.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:

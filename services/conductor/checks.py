@@ -12,6 +12,9 @@ from policy.core import PRIORITY_MAX, PRIORITY_MIN, Placement, ScheduleRequest
 EXCLUDED_MAX = 128
 """Instances that a request names as better avoided: more than a gateway can be told to try."""
 
+NUMBER_MAX = 2**63 - 1
+"""What the columns hold in which a view's numbers are added up."""
+
 TEXT_CHARS_MAX = 1024
 """Of a name that a request brings: it is kept with bookings, learnt lengths and recordings."""
 
@@ -77,6 +80,8 @@ def _check_placement(placement: Placement, decision: Decision) -> None:
 def _check_least(name: str, value: int, least: int) -> None:
     if value < least:
         raise ProtocolError(f"{name}: {value}, must be at least {least}")
+    if value > NUMBER_MAX:
+        raise ProtocolError(f"{name}: {value}, must be at most {NUMBER_MAX}")
 
 
 def _check_text(name: str, text: str) -> None:

@@ -30,6 +30,7 @@ def test_what_makes_sense_is_taken_as_it_is() -> None:
     [
         ({"prompt_tokens": 0, "block_hashes": b""}, "prompt_tokens: 0, must be at least 1"),
         ({"output_tokens_max": -1}, "output_tokens_max: -1, must be at least 1"),
+        ({"output_tokens_max": 2**63}, "output_tokens_max: 9223372036854775808, must be at most 92233720"),
         ({"samples": 0}, "samples: 0, must be at least 1"),
         ({"attempt": -1}, "attempt: -1, must be at least 0"),
         ({"request_id": "r" * 65_536}, "request_id: 65536 characters, must be at most 1024"),
