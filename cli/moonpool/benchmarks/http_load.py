@@ -168,7 +168,11 @@ async def open_loop(
         connection = free.pop() if free else None
         if connection is None:
             opened += 1
-            connection = await connected(addresses[opened % len(addresses)], good)
+            try:
+                connection = await connected(addresses[opened % len(addresses)], good)
+            except OSError:
+                outcomes.note(BROKEN, 0.0)
+                return
         status = await connection.ask(next(requests))
         outcomes.note(status, perf_counter() - due_s)
         if connection.open:
