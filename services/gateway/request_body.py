@@ -34,11 +34,12 @@ NEUTRAL_OF: dict[type[msgspec.Struct], Neutral] = {
     TokenizeRequest: TOKENIZE_NEUTRAL,
     DetokenizeRequest: DETOKENIZE_NEUTRAL,
 }
+_ABSENT = msgspec.Raw()
 _UNREAD_OF = {
     cls: msgspec.defstruct(
         f"Unread{cls.__name__}",
         [
-            (name, msgspec.Raw, msgspec.Raw())
+            (name, msgspec.Raw, _ABSENT)
             for name in (*(field.encode_name for field in msgspec.structs.fields(cls)), *neutral)
         ],
         forbid_unknown_fields=True,
@@ -81,6 +82,8 @@ def _decode(body: bytes, request_class: type[RequestT]) -> RequestT:
     try:
         values = msgspec.structs.asdict(msgspec.json.decode(body, type=_UNREAD_OF[request_class]))
         for param, value in values.items():
+            if value is _ABSENT:
+                continue
             _check_unread(param, value, NEUTRAL_OF[request_class])
         return msgspec.json.decode(body, type=request_class)
     except msgspec.ValidationError as error:
