@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from tests.support.cluster_watch import cluster_watch
+from tests.support.eventually import eventually
 from tests.support.loose_stack import LooseStack
 from tests.support.raw_http import RawClient, post, post_bytes
 from tests.support.scrape import metrics
@@ -27,6 +28,8 @@ PREFILL_TOKEN_S = 0.0005
 """A step of prefill takes 32 ms: so long at most an engine still computes for somebody who is gone."""
 DECODE_STEP_S = 0.03
 LONG_PROMPT_TOKENS = 1500
+BODY_PROMPT_TOKENS = 20_000
+"""Never computed: its body does not come to its end."""
 ANSWER_TOKENS = 400
 NAMES = ("gateway-0", "prefill-0", "decode-0")
 PREFILL_FLAGS = (
@@ -86,11 +89,12 @@ async def test_at_every_stage(stack: LooseStack, streamed: bool, way: str) -> No
         await watch.freed_s(FREED_S_MAX)
 
         client = await RawClient.connect(stack.url("gateway-0"))
-        whole = request()
-        await client.send(whole[: len(whole) - 20])
-        await watch.until("gateway-0", lambda load: load.requests == 1)
+        half = request(BODY_PROMPT_TOKENS)[:-20]
+        await client.send(half)
+        await eventually(lambda: body_bytes(stack) > len(half) // 2)
+        assert (await watch.load("gateway-0")).requests == 0, "who sends takes nobody's place"
         await leave(client)
-        report("while the body is sent", await watch.freed_s(FREED_S_MAX))
+        await eventually(lambda: body_bytes(stack) == 0, FREED_S_MAX)
 
         first = await asked(stack, LONG_PROMPT_TOKENS, stream=streamed)
         await watch.until("prefill-0", lambda load: len(load.queued) == 1)
@@ -216,9 +220,14 @@ async def test_hundreds_at_random_moments_leave_nothing_behind(stack: LooseStack
     check_counters(stack)
 
 
+def body_bytes(stack: LooseStack) -> float:
+    return metrics(stack.url("gateway-0")).value("moonpool_gateway_body_bytes")
+
+
 def check_counters(stack: LooseStack) -> None:
     seen = metrics(stack.url("gateway-0"))
     assert seen.value("moonpool_gateway_in_progress_requests") == 0
+    assert seen.value("moonpool_gateway_body_bytes") == 0
     assert seen.value("moonpool_gateway_given_up_notices_total") == 0
     errors = [line for name in NAMES for line in stack.log_lines(name) if line.get("level") == "error"]
     assert errors == []

@@ -30,9 +30,12 @@ STREAM_BYTES_MAX = 200 * 1024
 """What the gateway's memory may grow by for each stream that is open."""
 RSS_LOOK_S = 0.1
 FREED_S_MAX = 2.0
-SILENT_READERS = 8
+SILENT_READERS = 4
 SILENT_RECEIVE_BYTES = 4096
-SILENT_ANSWER_TOKENS = 15_000
+SILENT_ANSWERS, SILENT_ANSWER_TOKENS = 32, 10_000
+"""Of each: what the kernel takes for it is soon full, long before these answers end."""
+WHOLE_ANSWERS, WHOLE_BYTES_MIN = 100, 1 << 20
+"""To one prompt that each repeats: more than kernel and process take for a client that does not read."""
 CONTEXT_TOKENS = 16_384
 WRITE_TIMEOUT_S = 1.0
 UNSENT_CHARS_MAX = 5000
@@ -74,8 +77,8 @@ def tokenizer(stack: LooseStack) -> Tokenizer:
     return Tokenizer.from_file(str(stack.folder / "tiny" / "tokenizer.json"))
 
 
-def request(prompt: list[int], tokens: int) -> bytes:
-    body = {"model": "tiny", "prompt": prompt, "max_tokens": tokens, "ignore_eos": True}
+def request(prompt: list[int], tokens: int, **parameters: int) -> bytes:
+    body = {"model": "tiny", "prompt": prompt, "max_tokens": tokens, "ignore_eos": True, **parameters}
     return post_bytes(PATH, {**body, "stream": True, "return_token_ids": True})
 
 
@@ -173,8 +176,8 @@ async def test_who_does_not_read_is_cut_off_and_harms_nobody(stack: LooseStack, 
             await RawClient.connect(url, receive_bytes=SILENT_RECEIVE_BYTES) for _ in range(SILENT_READERS)
         ]
         for client in silent:
-            await client.send(request(prompt(numbers), SILENT_ANSWER_TOKENS))
-        await watch.until("decode-0", lambda load: len(load.running) == SILENT_READERS)
+            await client.send(request(prompt(numbers), SILENT_ANSWER_TOKENS, n=SILENT_ANSWERS))
+        await watch.until("decode-0", lambda load: len(load.running) >= SILENT_READERS)
         # The others are served meanwhile, and the silent ones have gone long before their answers end.
         rounds = 0
         async with asyncio.timeout(CUT_OFF_S_MAX):
@@ -193,6 +196,35 @@ async def test_who_does_not_read_is_cut_off_and_harms_nobody(stack: LooseStack, 
     gone = [line for line in lines if line["status"] in (429, 499)]
     assert len(gone) >= SILENT_READERS
     assert [line for line in stack.log_lines("gateway-0") if line.get("level") == "error"] == []
+
+
+async def test_slow_bodies_take_nobodys_place(stack: LooseStack, tokenizer: Tokenizer) -> None:
+    """More clients than the gateway takes requests send half a body and wait; the others do not notice."""
+    url = stack.url("gateway-1")
+    half = request(prompt(random.Random(5)), ANSWER_TOKENS)[:-10]
+    slow = await asyncio.gather(*(RawClient.connect(url) for _ in range(SMALL_REQUESTS_MAX + 50)))
+    for client in slow:
+        await client.send(half)
+    outcomes = await all_at_once(url, 50, 6, tokenizer)
+    assert {(one.status, one.problem) for one in outcomes} == {(200, "")}
+    for client in slow:
+        await client.reset()
+
+
+async def test_who_does_not_read_a_whole_answer_is_cut_off(stack: LooseStack) -> None:
+    """It counts as in progress until it is read, and is not kept for ever."""
+    body = {"model": "tiny", "prompt": [FIRST_TOKEN_ID] * 10_000, "max_tokens": 2, "echo": True}
+    async with cluster_watch(stack, *NAMES) as watch:
+        client = await RawClient.connect(stack.url("gateway-0"), receive_bytes=SILENT_RECEIVE_BYTES)
+        await client.send(post_bytes(PATH, {**body, "n": WHOLE_ANSWERS}))
+        await watch.until("gateway-0", lambda load: load.requests == 1)
+        await watch.freed_s(CUT_OFF_S_MAX)
+        status, headers = await client.head()
+        assert status == 200
+        assert int(headers["content-length"]) > WHOLE_BYTES_MIN
+        with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
+            await client.reader.readexactly(int(headers["content-length"]))
+        await client.reset()
 
 
 async def cut_off(client: RawClient) -> bool:
