@@ -180,10 +180,10 @@ async def test_hundreds_at_random_moments_leave_nothing_behind(stack: LooseStack
         before = await watch.held()
         room = asyncio.Semaphore(ABORTED_AT_ONCE)
 
-        async def abort_one(tokens: int, streamed: bool, life_s: float, cut: float, reset: bool) -> None:
+        async def abort_one(content: dict[str, Any], life_s: float, cut: float, reset: bool) -> None:
             async with room:
                 client = await RawClient.connect(url)
-                body = request(tokens, "Connection: close", stream=streamed, max_tokens=10)
+                body = request(1, "Connection: close", **content, max_tokens=10)
                 try:
                     async with asyncio.timeout(life_s):
                         await client.send(body[: max(1, round(len(body) * cut))])
@@ -198,8 +198,7 @@ async def test_hundreds_at_random_moments_leave_nothing_behind(stack: LooseStack
         await asyncio.gather(
             *(
                 abort_one(
-                    numbers.choice((20, 60, 120)),
-                    numbers.random() < 0.7,
+                    random_content(numbers),
                     numbers.uniform(0.0, LIFE_S_MAX),
                     numbers.choice((1.0, 1.0, 1.0, numbers.random())),
                     numbers.random() < 0.5,
@@ -218,6 +217,16 @@ async def test_hundreds_at_random_moments_leave_nothing_behind(stack: LooseStack
         assert answer.status == 200
         assert await watch.freed_s(FREED_S_MAX) < FREED_S_MAX
     check_counters(stack)
+
+
+def random_content(numbers: random.Random) -> dict[str, Any]:
+    """One prompt or two, one answer or several to each."""
+    prompts = [prompt(numbers, numbers.choice((20, 60, 120))) for _ in range(numbers.choice((1, 1, 1, 1, 2)))]
+    return {
+        "prompt": prompts if len(prompts) > 1 else prompts[0],
+        "n": numbers.choice((1, 1, 1, 1, 4)),
+        "stream": numbers.random() < 0.7,
+    }
 
 
 def body_bytes(stack: LooseStack) -> float:

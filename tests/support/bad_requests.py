@@ -13,6 +13,7 @@ CONTEXT_TOKENS = 2048
 BODY_BYTES_MAX = 64 << 20
 DEEP = 100_000
 HUGE = 10**400
+LONG_NAME = 1_000_000
 HEADER_LINE_BYTES = 20_000
 GZIP_BOMB_BYTES = BODY_BYTES_MAX + (1 << 20)
 
@@ -133,6 +134,7 @@ def _bodies() -> tuple[BadRequest, ...]:
         BadRequest(
             "a text that is no UTF-8", post_bytes(TEXT, b'{"model": "tiny", "prompt": "\xff\xfe"}'), 400
         ),
+        BadRequest("a long name", _json('{"' + "x" * LONG_NAME + '": 1}'), 400, "unknown parameter"),
         BadRequest("half a surrogate", _json('{"model": "tiny", "prompt": "\\ud800"}'), 400),
         BadRequest("deep lists", _json(deep), 400, "JSON"),
         BadRequest("deep objects", _json(objects), 400, "JSON"),
