@@ -5,10 +5,20 @@ import hashlib
 import json
 
 import pytest
-from tests.unit.gateway.fake_cluster import DECODE, PREFILL, accept, chat_body, ids, running_cluster
+from tests.unit.gateway.fake_cluster import DECODE, GATEWAY, PREFILL, accept, chat_body, ids, running_cluster
 from tests.unit.gateway.model_files import write_model_folder
 
-from cluster.messages import Cancel, Finish, RefusalReason, Refused, Submit
+from cluster import subjects
+from cluster.messages import (
+    Cancel,
+    FailedEntry,
+    Finish,
+    RefusalReason,
+    Refused,
+    StreamBatch,
+    Submit,
+    TokensEntry,
+)
 from gateway import choices as choices_module
 from gateway.orders import seed_of
 from gateway.requests import GatewayLimits
@@ -375,3 +385,22 @@ async def test_a_refused_submit_of_a_leader_asks_for_all_its_answers_again(clust
     (second,) = await submitted(cluster, 1)
     await cluster.decode.say(second, ids("b"))
     assert (await asking)[0] == 200
+
+
+async def test_what_came_before_a_failure_is_sent_before_it(cluster) -> None:
+    """Both are there when the reader looks."""
+    body = completion(prompt=["The lazy", "The quick"], stream=True)
+    asking = asyncio.create_task(cluster.post(COMPLETIONS, body))
+    one, other = await submitted(cluster, 2)
+    tokens = TokensEntry(one.work.request_id, 0, 0, 0, pack_token_ids(ids("dog")))
+    failed = FailedEntry(other.work.request_id, 0, False, "the engine broke")
+    batch = StreamBatch(tokens=(tokens,), failed=(failed,))
+    await cluster.decode.bus.publish(subjects.stream(GATEWAY), batch)
+    reply = await asking
+    assert reply.status == 200
+    told = [line.partition("data: ")[2] for line in reply.text.split("\n\n") if line]
+    *chunks, error = map(json.loads, told)
+    assert "".join(choice["text"] for chunk in chunks for choice in chunk["choices"]) == "dog"
+    assert error["error"]["code"] == "internal_error"
+    await asyncio.wait_for(cluster.decode.notices.get(), 5.0)
+    assert is_idle(cluster)

@@ -283,3 +283,20 @@ def test_urgency() -> None:
 )
 def test_urgency_out_of_range_is_refused_by_name(param, value) -> None:
     assert refused(**{param: value}).param == param
+
+
+def test_end_tokens_count_among_stop_tokens() -> None:
+    """Workers take so many in all: one more is refused here, not there."""
+    limits = ModelLimits("tiny", 100, 5000, end_token_ids=(2, 3))
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}]}
+
+    def checked(token_ids: list[int], **parameters: object) -> Generation:
+        written = json.dumps(body | {"stop_token_ids": token_ids} | parameters).encode()
+        return check_chat(decode_chat(written), limits)
+
+    just = list(range(10, 10 + STOP_TOKEN_IDS_MAX - 2))
+    assert checked(just).stop_token_ids == (2, 3, *just)
+    assert len(checked([*just, 2, 3]).stop_token_ids) == STOP_TOKEN_IDS_MAX, "what is named twice counts once"
+    assert checked([*just, 8, 9], ignore_eos=True).stop_token_ids == (*just, 8, 9)
+    with pytest.raises(ApiError, match="1025 entries with the model's 2 end tokens, must have at most 1024"):
+        checked([*just, 8])
