@@ -1,6 +1,6 @@
 """Ranges of parameters: what is outside is refused with the parameter's name and its limits. Pure."""
 
-from collections.abc import Sequence, Sized
+from collections.abc import Sequence
 
 from gateway.api_errors import invalid
 
@@ -8,11 +8,6 @@ from gateway.api_errors import invalid
 def check_range(what: str, value: float, low: float, high: float, *, param: str | None = None) -> None:
     if not low <= value <= high:
         raise invalid(param or what, f"{what} is {shown(value)}, must be {low} to {high}")
-
-
-def check_count(param: str, values: Sized, maximum: int, *, minimum: int = 1) -> None:
-    if not minimum <= len(values) <= maximum:
-        raise invalid(param, f"{param} has {len(values)} entries, must have {minimum} to {maximum}")
 
 
 def shown(value: float) -> str:
