@@ -182,7 +182,7 @@ def test_overload_deadlines_and_what_drains(stack: LooseStack, model: Path) -> N
     start_workers(stack, model)
     assert settled(stack).status == 200
 
-    told = ask(stack, ttft_ms_max=1)
+    told = ask(stack, prompt=[7] * 2000, ttft_ms_max=1)
     assert (told.status, told.headers["x-moonpool-rejected-reason"]) == (429, "ttft"), told
     assert told.error["type"] == "rate_limit_error"
     assert int(told.headers["retry-after"]) >= 1
