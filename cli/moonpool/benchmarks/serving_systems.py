@@ -11,7 +11,7 @@ from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from moonpool.benchmarks.http_load import Address
 from moonpool.errors import CommandError
@@ -131,11 +131,12 @@ async def _ready(ports: Sequence[int], children: Sequence["Child"]) -> None:
     from moonpool.benchmarks.services import until_ready
 
     waiting = asyncio.gather(*map(until_ready, ports))
-    ends = {asyncio.create_task(child.wait()): child for child in children}
-    done, _ = await asyncio.wait({waiting, *ends}, timeout=READY_S_MAX, return_when=asyncio.FIRST_COMPLETED)
-    for task in (waiting, *ends):
-        task.cancel()
-    ended = [child for task, child in ends.items() if task in done]
+    ends = {asyncio.ensure_future(child.wait()): child for child in children}
+    awaited: set[asyncio.Future[Any]] = {waiting, *ends}
+    done, _ = await asyncio.wait(awaited, timeout=READY_S_MAX, return_when=asyncio.FIRST_COMPLETED)
+    for each in awaited:
+        each.cancel()
+    ended = [child for end, child in ends.items() if end in done]
     if ended:
         raise CommandError(f"{ended[0].name} {ended[0].ending()}\n{ended[0].log_tail()}")
     if waiting not in done:
