@@ -15,9 +15,9 @@ from cluster.tls import TlsFiles, reload, server_context, tls_files
 from gateway.config import GatewayConfig
 from gateway.cors import check_origins
 from gateway.edge import Edge, error_form
-from gateway.identity import Identity, KeySettings
-from gateway.tenant_use import TenantUse
-from gateway.watched_files import WatchedFiles
+from gateway.tenants.identity import Identity, KeySettings
+from gateway.tenants.tenant_use import TenantUse
+from gateway.tenants.watched_files import WatchedFiles
 
 FILES_BESIDE = 256
 """Open files of a process that are no client's connections."""

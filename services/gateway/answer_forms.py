@@ -10,7 +10,8 @@ from typing import NamedTuple, Protocol
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from gateway.answer_types import (
+from gateway.answers.outbox import TokenUsage
+from gateway.api.answer_types import (
     AnswerMessage,
     ChatChoice,
     ChatChunk,
@@ -25,12 +26,11 @@ from gateway.answer_types import (
     TokenIds,
     Usage,
 )
-from gateway.api_errors import ApiError
+from gateway.api.api_errors import ApiError
+from gateway.api.tool_types import CalledFunction, FunctionDelta, ToolCall, ToolCallDelta
 from gateway.logprobs import TokenNames, chat_logprobs, completion_logprobs
-from gateway.outbox import TokenUsage
-from gateway.token_log import LoggedToken
-from gateway.tool_calls import CallArguments, CallBegun, Said, Spoken, ToolPiece
-from gateway.tool_types import CalledFunction, FunctionDelta, ToolCall, ToolCallDelta
+from gateway.text.token_log import LoggedToken
+from gateway.text.tool_calls import CallArguments, CallBegun, Said, Spoken, ToolPiece
 
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"

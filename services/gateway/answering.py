@@ -1,7 +1,7 @@
 """Writing answers to their client: whole, or as a stream of server-sent events.
 
 Owns the client's connection while answers go out. What the events hold is `gateway.answer_forms`'s, where
-answers come from is `gateway.choices`'s.
+answers come from is `gateway.answers.choices`'s.
 """
 
 import asyncio
@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from aiohttp import web
 
 from gateway.answer_forms import DONE, KEEP_ALIVE, AnswerForm, Delta, Whole, error_event
-from gateway.api_errors import TOO_LARGE, ApiError
+from gateway.answers.choices import ChoicePiece, Choices
+from gateway.answers.outbox import Ending, Piece
+from gateway.api.api_errors import TOO_LARGE, ApiError
 from gateway.calls import Call, Calls, ClientGoneError
-from gateway.choices import ChoicePiece, Choices
-from gateway.outbox import Ending, Piece
-from gateway.token_log import LoggedToken
-from gateway.tool_calls import Spoken, ToolParser, ToolPiece, joined
+from gateway.text.token_log import LoggedToken
+from gateway.text.tool_calls import Spoken, ToolParser, ToolPiece, joined
 from policy.core import FinishReason
 
 STREAM_HEADERS = {

@@ -9,8 +9,8 @@ from types import MappingProxyType
 
 from aiohttp import web
 
+from gateway.api.openapi import document_bytes
 from gateway.calls import Call, json_response
-from gateway.openapi import document_bytes
 
 PAGE_FILE = Path(__file__).with_name("api_page.html")
 PAGE_HEADERS: Mapping[str, str] = MappingProxyType(

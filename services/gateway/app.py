@@ -11,16 +11,16 @@ from cluster.context import ServiceContext
 from cluster.messages import InstanceRecord
 from cluster.registry import RegistryEvent
 from gateway.access import Access
+from gateway.answers.liveness import Liveness
+from gateway.answers.requests import Requests
 from gateway.capacity import KnownCapacity
 from gateway.config import GatewayConfig
-from gateway.liveness import Liveness
 from gateway.loop_lag import LoopLag
 from gateway.metrics import GatewayMetrics
 from gateway.model_folder import ModelFolder, load_model_folder
-from gateway.requests import Requests
 from gateway.routes import Api
-from gateway.tenant_use import TenantUse
-from gateway.text import TextModel
+from gateway.tenants.tenant_use import TenantUse
+from gateway.text_model import TextModel
 from policy.core import InstanceState, LoadSnapshot, Role
 
 

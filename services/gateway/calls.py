@@ -12,12 +12,12 @@ from aiohttp import web
 
 from cluster.logs import Logger
 from cluster.tracing import TraceContext, random_hex
-from gateway.api_errors import INTERNAL, OVERLOADED, UNAVAILABLE, ApiError
+from gateway.answers.outbox import TokenUsage
+from gateway.api.api_errors import INTERNAL, OVERLOADED, UNAVAILABLE, ApiError
 from gateway.edge import REQUEST_ID_HEADER, client_request_id
-from gateway.identity import OPEN, Caller, Identity
 from gateway.metrics import GatewayMetrics
-from gateway.outbox import TokenUsage
-from gateway.tenant_use import Entry, TenantUse
+from gateway.tenants.identity import OPEN, Caller, Identity
+from gateway.tenants.tenant_use import Entry, TenantUse
 from policy.core import RequestId
 
 CLIENT_GONE_STATUS = 499

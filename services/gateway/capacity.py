@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 
 from cluster.messages import InstanceRecord
 from cluster.registry import Registry, RegistryEvent
-from gateway.api_errors import invalid
-from gateway.model_limits import CONTEXT_EXCEEDED, ModelLimits, context_exceeded
-from gateway.ranges import shown
-from gateway.validate import Generation
+from gateway.api.api_errors import invalid
+from gateway.api.model_limits import CONTEXT_EXCEEDED, ModelLimits, context_exceeded
+from gateway.api.ranges import shown
+from gateway.api.validate import Generation
 from kvhash import BLOCK_TOKENS
 from policy.core import Role
 from policy.load_sums import reserved_blocks

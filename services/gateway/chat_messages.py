@@ -9,10 +9,10 @@ from collections.abc import Sequence
 
 import msgspec
 
-from gateway.api_errors import invalid
-from gateway.call_layouts import MISTRAL_FORMATS, MISTRAL_ID_CHARS, ToolFormat
-from gateway.request_types import AssistantMessage, ChatMessage, Content, ToolMessage
-from gateway.tool_types import ToolCall
+from gateway.api.api_errors import invalid
+from gateway.api.request_types import AssistantMessage, ChatMessage, Content, ToolMessage
+from gateway.api.tool_types import ToolCall
+from gateway.text.call_layouts import MISTRAL_FORMATS, MISTRAL_ID_CHARS, ToolFormat
 
 TemplateMessage = dict[str, object]
 

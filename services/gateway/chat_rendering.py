@@ -7,11 +7,11 @@ within one that goes on.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from gateway.api_errors import invalid
+from gateway.api.api_errors import invalid
+from gateway.api.request_types import AssistantMessage, ChatMessage, ChatRequest, TokenizeRequest
+from gateway.api.tools import ToolUse
 from gateway.chat_messages import plain_messages, told_in_words
-from gateway.chat_template import RESERVED_VARIABLES, ChatTemplate, TemplateError
-from gateway.request_types import AssistantMessage, ChatMessage, ChatRequest, TokenizeRequest
-from gateway.tools import ToolUse
+from gateway.text.chat_template import RESERVED_VARIABLES, ChatTemplate, TemplateError
 
 
 @dataclass(frozen=True, slots=True)

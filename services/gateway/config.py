@@ -3,10 +3,10 @@
 from dataclasses import dataclass, field
 
 from cluster.context import ServiceConfig
+from gateway.answers.liveness import SilenceLimits
+from gateway.answers.requests import PLACEMENTS_ASKED_MAX, GatewayLimits
+from gateway.answers.running import RequestLimits
 from gateway.http_body import BODIES_BYTES_MAX_DEFAULT, BODY_BYTES_MAX_DEFAULT, BodyLimits
-from gateway.liveness import SilenceLimits
-from gateway.requests import PLACEMENTS_ASKED_MAX, GatewayLimits
-from gateway.running import RequestLimits
 from protocol.answer import PLACEMENT_ATTEMPTS_MAX
 
 

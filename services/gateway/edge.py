@@ -12,7 +12,7 @@ from aiohttp import web
 
 from cluster.tracing import is_client_request_id, random_hex
 from gateway import cors
-from gateway.answer_types import ErrorBody, ErrorObject
+from gateway.api.answer_types import ErrorBody, ErrorObject
 
 REQUEST_ID_HEADER = "x-request-id"
 JSON_TYPE = "application/json"

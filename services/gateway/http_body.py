@@ -9,7 +9,7 @@ from aiohttp import web
 from aiohttp.client_exceptions import ClientPayloadError
 from aiohttp.http_exceptions import HttpProcessingError
 
-from gateway.api_errors import BODY_TIMEOUT, OVERLOADED, TOO_LARGE, ApiError, invalid
+from gateway.api.api_errors import BODY_TIMEOUT, OVERLOADED, TOO_LARGE, ApiError, invalid
 from gateway.body_encoding import EncodingError, Inflater
 
 MEBIBYTE = 1024 * 1024

@@ -6,9 +6,9 @@ so that two tokens never look alike; special tokens by their names.
 
 from collections.abc import Sequence
 
-from gateway.answer_types import ChatLogprobs, CompletionLogprobs, TokenLogprob, TopLogprob
-from gateway.detokenizer import TokenBytes
-from gateway.token_log import LoggedToken
+from gateway.api.answer_types import ChatLogprobs, CompletionLogprobs, TokenLogprob, TopLogprob
+from gateway.text.detokenizer import TokenBytes
+from gateway.text.token_log import LoggedToken
 
 
 class TokenNames:

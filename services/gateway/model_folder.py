@@ -10,9 +10,9 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from cluster.errors import ConfigError
-from gateway.call_layouts import ToolFormat
-from gateway.chat_template import SPECIAL_TOKEN_VARIABLES, ChatTemplate, TemplateError
-from gateway.model_limits import ModelLimits
+from gateway.api.model_limits import ModelLimits
+from gateway.text.call_layouts import ToolFormat
+from gateway.text.chat_template import SPECIAL_TOKEN_VARIABLES, ChatTemplate, TemplateError
 from kvhash import BLOCK_TOKENS, FingerprintError, model_fingerprint
 
 

@@ -1,7 +1,7 @@
 """The handlers of the API's operations: from a client's request to its answer.
 
-What a request means is `gateway.validate`'s, what becomes of it `gateway.requests`'s, how the answer is
-written `gateway.answering`'s.
+What a request means is `gateway.api.validate`'s, what becomes of it `gateway.answers.requests`'s, how the
+answer is written `gateway.answering`'s.
 """
 
 import asyncio
@@ -13,32 +13,32 @@ import msgspec
 from aiohttp import web
 
 from cluster.logs import Logger
-from gateway import request_body, validate
 from gateway.answer_forms import AnswerForm, ChatForm, CompletionForm, Header, RunningUsage
-from gateway.answer_text import TextRules
-from gateway.answer_types import ModelList, ModelObject
 from gateway.answering import Answering, Reply, Voice
-from gateway.api_errors import METHOD_NOT_ALLOWED, NOT_FOUND, ApiError
+from gateway.answers.choices import Choices
+from gateway.answers.orders import SEED_BITS, choices_of
+from gateway.answers.placing import Order
+from gateway.answers.requests import Requests
+from gateway.api import request_body, validate
+from gateway.api.answer_types import ModelList, ModelObject
+from gateway.api.api_errors import METHOD_NOT_ALLOWED, NOT_FOUND, ApiError
+from gateway.api.operations import OPERATIONS, OperationName
+from gateway.api.prompts import prompts_of
+from gateway.api.validate import Generation
 from gateway.api_page import ApiPages
 from gateway.calls import Call, Calls, Handle, json_response
 from gateway.capacity import Capacity, limits_within
 from gateway.chat_rendering import template_options
-from gateway.choices import Choices
 from gateway.http_body import BodyLimits, BodyReader
-from gateway.identity import Identity
 from gateway.logprobs import TokenNames
 from gateway.metrics import GatewayMetrics
-from gateway.operations import OPERATIONS, OperationName
-from gateway.orders import SEED_BITS, choices_of
-from gateway.placing import Order
-from gateway.prompts import prompts_of
-from gateway.requests import Requests
-from gateway.stop_matcher import StopStrings
-from gateway.tenant_use import TenantUse
-from gateway.text import Prompt, TextModel
+from gateway.tenants.identity import Identity
+from gateway.tenants.tenant_use import TenantUse
+from gateway.text.answer_text import TextRules
+from gateway.text.stop_matcher import StopStrings
+from gateway.text_model import Prompt, TextModel
 from gateway.tokenize_routes import TokenizeRoutes
 from gateway.tool_parsers import tool_parser
-from gateway.validate import Generation
 from kvhash import Namespace
 from policy.core import RequestId
 

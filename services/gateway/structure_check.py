@@ -9,8 +9,8 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import TypeVar
 
-from gateway.api_errors import OVERLOADED, ApiError, invalid
-from gateway.structure import NamedStructure
+from gateway.api.api_errors import OVERLOADED, ApiError, invalid
+from gateway.api.structure import NamedStructure
 from structures.compiler import StructureChecker
 from structures.errors import StructureBusyError, StructureError
 

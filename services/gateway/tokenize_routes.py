@@ -7,17 +7,17 @@ placed for them.
 import msgspec
 from aiohttp import web
 
-from gateway import request_body
-from gateway.answer_types import DetokenizeResponse, TokenizeResponse
+from gateway.answers.requests import Requests
+from gateway.api import request_body
+from gateway.api.answer_types import DetokenizeResponse, TokenizeResponse
+from gateway.api.prompts import tokens_of
+from gateway.api.request_types import TokenizeRequest
+from gateway.api.tools import offered
+from gateway.api.validate import check_model
 from gateway.calls import Call, json_response
 from gateway.chat_rendering import template_options
 from gateway.http_body import BodyReader
-from gateway.prompts import tokens_of
-from gateway.request_types import TokenizeRequest
-from gateway.requests import Requests
-from gateway.text import Prompt, TextModel
-from gateway.tools import offered
-from gateway.validate import check_model
+from gateway.text_model import Prompt, TextModel
 
 
 class TokenizeRoutes:

@@ -4,10 +4,10 @@ import secrets
 import string
 from collections.abc import Callable
 
-from gateway.call_layouts import FORCED_LAYOUT, LAYOUT_OF, MISTRAL_FORMATS, MISTRAL_ID_CHARS, ToolFormat
-from gateway.call_parser import CallParser
-from gateway.tool_calls import CallArguments, CallBegun, ToolParser, ToolPiece
-from gateway.tools import ToolChoice, ToolUse
+from gateway.api.tools import ToolChoice, ToolUse
+from gateway.text.call_layouts import FORCED_LAYOUT, LAYOUT_OF, MISTRAL_FORMATS, MISTRAL_ID_CHARS, ToolFormat
+from gateway.text.call_parser import CallParser
+from gateway.text.tool_calls import CallArguments, CallBegun, ToolParser, ToolPiece
 from policy.core import FinishReason
 
 _LETTERS_AND_DIGITS = string.ascii_letters + string.digits

@@ -13,7 +13,7 @@ from tests.support.loose_stack import LooseStack
 from tests.support.openai_clients import ANSWER_S_MAX
 from tests.support.timed_stack import timed_stack
 
-from gateway.api_keys import hash_line
+from gateway.tenants.api_keys import hash_line
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 

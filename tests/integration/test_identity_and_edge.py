@@ -17,7 +17,7 @@ from tests.support.certificates import Certificate, certificate
 from tests.support.loose_stack import LooseStack
 from tests.support.timed_stack import timed_stack
 
-from gateway.api_keys import hash_line
+from gateway.tenants.api_keys import hash_line
 from moonpool.api import Api, ApiError
 from moonpool.errors import CommandError
 from moonpool.ports import hold_port

@@ -16,7 +16,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from tests.support.stack import RunningStack
 
-from gateway.operations import OPERATIONS
+from gateway.api.operations import OPERATIONS
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(480)]
 

@@ -10,10 +10,10 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from gateway.answer_text import AnswerText, TextRules
-from gateway.delivery import SLICE_TOKENS
-from gateway.detokenizer import TokenBytes
-from gateway.stop_matcher import StopStrings
+from gateway.answers.delivery import SLICE_TOKENS
+from gateway.text.answer_text import AnswerText, TextRules
+from gateway.text.detokenizer import TokenBytes
+from gateway.text.stop_matcher import StopStrings
 from moonpool.arguments import Command
 from moonpool.benchmarks.command_line import add_case_arguments, add_json_argument, print_results
 from moonpool.errors import EXIT_OK

@@ -8,8 +8,8 @@ import getpass
 import json
 import sys
 
-from gateway.api_keys import KEY_CHARS_MAX, hash_line, new_key
-from gateway.tenants import NAME_RULE, TENANT_NAME
+from gateway.tenants.api_keys import KEY_CHARS_MAX, hash_line, new_key
+from gateway.tenants.tenants import NAME_RULE, TENANT_NAME
 from moonpool.arguments import Command, CommandGroup
 from moonpool.errors import EXIT_OK, UsageError
 

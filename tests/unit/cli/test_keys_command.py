@@ -6,8 +6,8 @@ import tomllib
 
 import pytest
 
-from gateway.api_keys import hash_line
-from gateway.tenants import keys_in, read_table
+from gateway.tenants.api_keys import hash_line
+from gateway.tenants.tenants import keys_in, read_table
 from moonpool.__main__ import main
 
 pytestmark = pytest.mark.unit

@@ -7,9 +7,9 @@ import msgspec
 import pytest
 from tests.support.documents import code_spans, prose
 
+from gateway.api.operations import OPERATIONS
+from gateway.api.request_types import CHAT_NEUTRAL, COMPLETION_NEUTRAL, ChatRequest, CompletionRequest
 from gateway.config import GatewayConfig
-from gateway.operations import OPERATIONS
-from gateway.request_types import CHAT_NEUTRAL, COMPLETION_NEUTRAL, ChatRequest, CompletionRequest
 
 pytestmark = pytest.mark.unit
 

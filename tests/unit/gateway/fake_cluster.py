@@ -29,16 +29,16 @@ from cluster.messages import (
 )
 from cluster.metrics import ServiceMetrics
 from cluster.testing.bus import FakeBroker, FakeBus
+from gateway.answers.requests import GatewayLimits, Requests
 from gateway.capacity import Capacity
 from gateway.edge import Edge, error_form
 from gateway.http_body import BodyLimits
-from gateway.identity import Identity
 from gateway.metrics import GatewayMetrics
 from gateway.model_folder import load_model_folder
-from gateway.requests import GatewayLimits, Requests
 from gateway.routes import Api
-from gateway.tenant_use import TenantUse
-from gateway.text import TextModel, pack_token_ids
+from gateway.tenants.identity import Identity
+from gateway.tenants.tenant_use import TenantUse
+from gateway.text_model import TextModel, pack_token_ids
 from kvindex.core import InstanceId
 from policy.core import FinishReason, Placement, ScheduleRequest
 

@@ -11,9 +11,9 @@ from tests.support.certificates import certificate
 from cluster.config import load_config
 from cluster.errors import ConfigError
 from gateway.access import FILES_BESIDE, read_access
-from gateway.api_keys import hash_line
 from gateway.config import GatewayConfig
 from gateway.edge import error_form
+from gateway.tenants.api_keys import hash_line
 
 pytestmark = pytest.mark.unit
 

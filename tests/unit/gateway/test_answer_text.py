@@ -11,9 +11,9 @@ from tests.unit.gateway.model_files import byte_level_tokenizer, sentence_piece_
 from tests.unit.gateway.plain_text import cut_naively
 from tokenizers import Tokenizer
 
-from gateway.answer_text import AnswerText, TextRules
-from gateway.detokenizer import Detokenizer, TokenBytes
-from gateway.stop_matcher import StopMatcher, StopStrings
+from gateway.text.answer_text import AnswerText, TextRules
+from gateway.text.detokenizer import Detokenizer, TokenBytes
+from gateway.text.stop_matcher import StopMatcher, StopStrings
 from policy.core import TokenLogprobs
 
 pytestmark = pytest.mark.unit

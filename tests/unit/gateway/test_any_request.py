@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.api_errors import ApiError
-from gateway.model_limits import ModelLimits
-from gateway.prompts import prompts_of
-from gateway.request_body import decode_chat, decode_completion
-from gateway.request_types import CHAT_NEUTRAL, COMPLETION_NEUTRAL, ChatRequest, CompletionRequest
-from gateway.validate import check_chat, check_completion, sampling
+from gateway.api.api_errors import ApiError
+from gateway.api.model_limits import ModelLimits
+from gateway.api.prompts import prompts_of
+from gateway.api.request_body import decode_chat, decode_completion
+from gateway.api.request_types import CHAT_NEUTRAL, COMPLETION_NEUTRAL, ChatRequest, CompletionRequest
+from gateway.api.validate import check_chat, check_completion, sampling
 from policy.core import SamplingParams
 from policy.sampling_limits import sampling_problem
 

@@ -16,9 +16,9 @@ from tests.unit.gateway.model_files import CONTEXT_TOKENS_MAX, byte_level_tokeni
 
 from cluster import subjects
 from cluster.messages import Cancel, Finish, RefusalReason, Refused
+from gateway.answers.requests import GatewayLimits
+from gateway.answers.running import RequestLimits
 from gateway.http_body import BodyLimits
-from gateway.requests import GatewayLimits
-from gateway.running import RequestLimits
 from policy.core import FinishReason, Placement, Rejection, RejectReason
 from policy.evict import SloClass
 

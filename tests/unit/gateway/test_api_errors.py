@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.api_errors import INVALID, OVERLOADED, RETRY_AFTER_S_MAX, UNAVAILABLE, ApiError
+from gateway.api.api_errors import INVALID, OVERLOADED, RETRY_AFTER_S_MAX, UNAVAILABLE, ApiError
 
 pytestmark = pytest.mark.unit
 

@@ -8,9 +8,9 @@ import pytest
 from tests.unit.gateway.fake_cluster import chat_body, ids, running_cluster
 from tests.unit.gateway.model_files import write_model_folder
 
-from gateway.api_keys import hash_line
-from gateway.identity import Identity, salt_of
-from gateway.tenants import keys_in, table_of
+from gateway.tenants.api_keys import hash_line
+from gateway.tenants.identity import Identity, salt_of
+from gateway.tenants.tenants import keys_in, table_of
 from policy.core import Rejection, RejectReason
 
 pytestmark = pytest.mark.unit

@@ -15,11 +15,11 @@ from cluster.messages import InstanceRecord, ModelInfo, Work
 from cluster.metrics import ServiceMetrics
 from cluster.registry import Registry
 from cluster.testing import FakeStore
-from gateway.api_errors import ApiError
+from gateway.api.api_errors import ApiError
+from gateway.api.model_limits import ModelLimits
+from gateway.api.request_body import decode_chat
+from gateway.api.validate import Generation, check_chat, sampling
 from gateway.capacity import Capacity, KnownCapacity, capacity_of, limits_within
-from gateway.model_limits import ModelLimits
-from gateway.request_body import decode_chat
-from gateway.validate import Generation, check_chat, sampling
 from kvhash import BLOCK_TOKENS
 from kvindex.core import InstanceId
 from policy.core import RequestId, Role, SamplingParams

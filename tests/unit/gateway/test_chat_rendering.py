@@ -4,12 +4,12 @@ import msgspec
 import pytest
 from tests.unit.gateway.chat_templates import CHATML, LLAMA3, QWEN3
 
-from gateway.api_errors import ApiError
+from gateway.api.api_errors import ApiError
+from gateway.api.parameter_limits import TEMPLATE_VARIABLES_MAX
+from gateway.api.request_body import decode_chat, decode_tokenize
+from gateway.api.request_types import ChatRequest
 from gateway.chat_rendering import TemplateOptions, render_chat, template_options
-from gateway.chat_template import ChatTemplate
-from gateway.parameter_limits import TEMPLATE_VARIABLES_MAX
-from gateway.request_body import decode_chat, decode_tokenize
-from gateway.request_types import ChatRequest
+from gateway.text.chat_template import ChatTemplate
 
 pytestmark = pytest.mark.unit
 

@@ -8,15 +8,15 @@ import pytest
 from tests.unit.gateway import chat_templates
 from tests.unit.gateway.model_files import byte_level_tokenizer, write_model_folder
 
-from gateway.api_errors import ApiError
-from gateway.call_layouts import ToolFormat
+from gateway.api.api_errors import ApiError
+from gateway.api.request_types import ChatMessage
+from gateway.api.tools import Tool, ToolChoice, ToolUse
 from gateway.chat_messages import content_chars, plain_messages, told_in_words
 from gateway.chat_rendering import AS_USUAL, TemplateOptions
-from gateway.chat_template import ChatTemplate
 from gateway.model_folder import load_model_folder
-from gateway.request_types import ChatMessage
-from gateway.text import RENDERED_AT_ONCE_CHARS_MAX, TextModel, unpack_token_ids
-from gateway.tools import Tool, ToolChoice, ToolUse
+from gateway.text.call_layouts import ToolFormat
+from gateway.text.chat_template import ChatTemplate
+from gateway.text_model import RENDERED_AT_ONCE_CHARS_MAX, TextModel, unpack_token_ids
 
 pytestmark = pytest.mark.unit
 

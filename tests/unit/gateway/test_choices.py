@@ -19,11 +19,11 @@ from cluster.messages import (
     Submit,
     TokensEntry,
 )
-from gateway import choices as choices_module
-from gateway.orders import seed_of
-from gateway.requests import GatewayLimits
-from gateway.running import RequestLimits
-from gateway.text import pack_token_ids
+from gateway.answers import choices as choices_module
+from gateway.answers.orders import seed_of
+from gateway.answers.requests import GatewayLimits
+from gateway.answers.running import RequestLimits
+from gateway.text_model import pack_token_ids
 from policy.core import FinishReason, Placement, Rejection, RejectReason
 
 pytestmark = pytest.mark.unit

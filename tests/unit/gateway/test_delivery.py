@@ -5,13 +5,13 @@ import asyncio
 import pytest
 from tests.unit.gateway.model_files import byte_level_tokenizer
 
-from gateway import delivery as delivery_module
-from gateway.answer_text import AnswerText, TextRules
-from gateway.api_errors import INTERNAL, ApiError
-from gateway.delivery import SLICE_TOKENS, Delivery
-from gateway.detokenizer import TokenBytes
-from gateway.outbox import Ending, Outbox, UnsentRoom
-from gateway.stop_matcher import StopStrings
+from gateway.answers import delivery as delivery_module
+from gateway.answers.delivery import SLICE_TOKENS, Delivery
+from gateway.answers.outbox import Ending, Outbox, UnsentRoom
+from gateway.api.api_errors import INTERNAL, ApiError
+from gateway.text.answer_text import AnswerText, TextRules
+from gateway.text.detokenizer import TokenBytes
+from gateway.text.stop_matcher import StopStrings
 from policy.core import FinishReason
 
 pytestmark = pytest.mark.unit

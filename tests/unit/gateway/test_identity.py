@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from multidict import CIMultiDict
 
 from cluster.errors import ConfigError
-from gateway.api_errors import ApiError
-from gateway.api_keys import KEY_CHARS_MAX, digest_of, hash_line, key_in, new_key
-from gateway.identity import OPEN, Identity, KeySettings, caller_of_tenant, salt_of
-from gateway.tenant_limits import TenantLimits
-from gateway.tenants import FILE_BYTES_MAX, Tenant, keys_in, read_table, table_of
+from gateway.api.api_errors import ApiError
+from gateway.tenants.api_keys import KEY_CHARS_MAX, digest_of, hash_line, key_in, new_key
+from gateway.tenants.identity import OPEN, Identity, KeySettings, caller_of_tenant, salt_of
+from gateway.tenants.tenant_limits import TenantLimits
+from gateway.tenants.tenants import FILE_BYTES_MAX, Tenant, keys_in, read_table, table_of
 
 pytestmark = pytest.mark.unit
 

@@ -8,9 +8,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
 
-from gateway import known_pieces
-from gateway.known_pieces import PIECE_CHARS_MIN, KnownPieces, ends_words, pieces
-from gateway.text import pack_token_ids
+from gateway.text import known_pieces
+from gateway.text.known_pieces import PIECE_CHARS_MIN, KnownPieces, ends_words, pieces
+from gateway.text_model import pack_token_ids
 from kvhash import Namespace
 
 pytestmark = pytest.mark.unit

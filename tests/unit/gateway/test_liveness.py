@@ -13,7 +13,7 @@ from cluster.registry import Registry
 from cluster.testing.bus import FakeBroker
 from cluster.testing.control import FakeControlPlane, FakeStore
 from cluster.wire import encode_record
-from gateway.liveness import Liveness, Sighting, SilenceLimits, lost
+from gateway.answers.liveness import Liveness, Sighting, SilenceLimits, lost
 from kvindex.core import InstanceId
 from policy.core import InstanceState, LoadSnapshot, Role
 
@@ -58,7 +58,7 @@ class World:
 
 @pytest.fixture
 async def world(monkeypatch):
-    monkeypatch.setattr("gateway.liveness.CHECK_S", 0.01)
+    monkeypatch.setattr("gateway.answers.liveness.CHECK_S", 0.01)
     control = FakeControlPlane(FakeStore())
     made = World(control, FakeBroker(), SilenceLimits(silence_s_max=0.1, dead_s_max=30.0))
     await control.put(keys.instance(ONE), record())

@@ -3,9 +3,9 @@
 import pytest
 from tests.unit.gateway.model_files import byte_level_tokenizer
 
-from gateway.detokenizer import TokenBytes
 from gateway.logprobs import TokenNames, chat_logprobs, completion_logprobs
-from gateway.token_log import LoggedToken
+from gateway.text.detokenizer import TokenBytes
+from gateway.text.token_log import LoggedToken
 from policy.core import TokenLogprobs
 
 pytestmark = pytest.mark.unit

@@ -12,19 +12,19 @@ from jsonschema import Draft202012Validator
 from referencing import Registry, Resource
 from referencing.jsonschema import DRAFT202012
 
-from gateway.admin_operations import ADMIN_OPERATIONS
-from gateway.api_errors import ApiError
-from gateway.openapi import EXAMPLES, document, document_bytes, main
-from gateway.operations import OPERATIONS
-from gateway.parameter_texts import PARAMETER_TEXTS
-from gateway.request_body import (
+from gateway.api.admin_operations import ADMIN_OPERATIONS
+from gateway.api.api_errors import ApiError
+from gateway.api.openapi import EXAMPLES, document, document_bytes, main
+from gateway.api.operations import OPERATIONS
+from gateway.api.parameter_texts import PARAMETER_TEXTS
+from gateway.api.request_body import (
     NEUTRAL_OF,
     decode_chat,
     decode_completion,
     decode_detokenize,
     decode_tokenize,
 )
-from gateway.request_types import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from gateway.api.request_types import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 
 pytestmark = pytest.mark.unit
 
@@ -46,7 +46,7 @@ def validator(name: str) -> Draft202012Validator:
 
 
 def test_the_document_in_the_repository_is_current() -> None:
-    assert FILE.read_bytes() == document_bytes(), "run python -m gateway.openapi docs/openapi.json"
+    assert FILE.read_bytes() == document_bytes(), "run python -m gateway.api.openapi docs/openapi.json"
 
 
 def test_a_document_is_written_where_it_is_asked_for(tmp_path, capsys) -> None:

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.tracing import TraceContext
-from gateway.orders import SEED_BITS, choices_of, seed_of
-from gateway.placing import Order
-from gateway.text import Prompt
+from gateway.answers.orders import SEED_BITS, choices_of, seed_of
+from gateway.answers.placing import Order
+from gateway.text_model import Prompt
 from kvhash import namespace
 from policy.core import RequestId, SamplingParams
 

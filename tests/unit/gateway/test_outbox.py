@@ -1,7 +1,7 @@
 import pytest
 
-from gateway.api_errors import INTERNAL, ApiError
-from gateway.outbox import Outbox, UnsentRoom
+from gateway.answers.outbox import Outbox, UnsentRoom
+from gateway.api.api_errors import INTERNAL, ApiError
 
 pytestmark = pytest.mark.unit
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.outcomes import BUCKET_GROWTH, AnswerTimes, OutcomeCounts
+from gateway.answers.outcomes import BUCKET_GROWTH, AnswerTimes, OutcomeCounts
 from kvindex.core import InstanceId
 from policy.core import Placement, RequestId
 from simulator.results import tail_mean_s

@@ -10,7 +10,7 @@ from cluster import subjects
 from cluster.bus import Received
 from cluster.testing import FakeBroker
 from cluster.tracing import TraceContext
-from gateway.placing import FIRST_ANSWER_SHARE, ask_placement
+from gateway.answers.placing import FIRST_ANSWER_SHARE, ask_placement
 from kvindex.core import InstanceId
 from policy.core import Placement
 from protocol.answer import NotPlaced, Placed, Unscheduled

@@ -4,11 +4,11 @@ import json
 
 import pytest
 
-from gateway.api_errors import ApiError
-from gateway.model_limits import ModelLimits
-from gateway.parameter_limits import CHOICES_MAX, PROMPTS_MAX
-from gateway.prompts import prompts_of, tokens_of
-from gateway.request_body import decode_completion, decode_detokenize
+from gateway.api.api_errors import ApiError
+from gateway.api.model_limits import ModelLimits
+from gateway.api.parameter_limits import CHOICES_MAX, PROMPTS_MAX
+from gateway.api.prompts import prompts_of, tokens_of
+from gateway.api.request_body import decode_completion, decode_detokenize
 
 pytestmark = pytest.mark.unit
 

@@ -135,7 +135,7 @@ def of_stream(text: str, count: int) -> tuple[list[tuple], dict]:
 
 @pytest.mark.parametrize("seed", range(CASES))
 async def test_a_random_answer_is_exact(folder, monkeypatch, seed) -> None:
-    monkeypatch.setattr("gateway.running.PLACE_AGAIN_BACKOFF_S", 0.001)
+    monkeypatch.setattr("gateway.answers.running.PLACE_AGAIN_BACKOFF_S", 0.001)
     draw = random.Random(seed)
     count = draw.randint(1, 3)
     stops = draw.sample(["END", "Us", "🚀", "fox j", "世界", "aab ", "of Fr"], draw.randint(0, 3))

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.api_errors import ApiError
-from gateway.model_limits import ModelLimits
-from gateway.parameter_limits import MESSAGE_CALLS_MAX
-from gateway.prompts import prompts_of
-from gateway.request_body import (
+from gateway.api.api_errors import ApiError
+from gateway.api.model_limits import ModelLimits
+from gateway.api.parameter_limits import MESSAGE_CALLS_MAX
+from gateway.api.prompts import prompts_of
+from gateway.api.request_body import (
     NEUTRAL_OF,
     decode_chat,
     decode_completion,

@@ -35,12 +35,12 @@ from cluster.messages import (
 )
 from cluster.metrics import ServiceMetrics
 from cluster.testing.bus import FakeBroker
-from gateway.answer_text import AnswerText
+from gateway.answers.notices import NOTICE_TRIES_MAX, Notices
+from gateway.answers.requests import GatewayLimits
+from gateway.answers.running import PLACE_AGAIN_BACKOFF_S, RequestLimits
 from gateway.metrics import GatewayMetrics
-from gateway.notices import NOTICE_TRIES_MAX, Notices
-from gateway.requests import GatewayLimits
-from gateway.running import PLACE_AGAIN_BACKOFF_S, RequestLimits
-from gateway.text import pack_token_ids
+from gateway.text.answer_text import AnswerText
+from gateway.text_model import pack_token_ids
 from kvindex.core import InstanceId
 from policy.core import FinishReason, Placement, Rejection, RejectReason, RequestId
 
@@ -134,7 +134,7 @@ async def test_a_bug_in_the_gateway_is_500_and_gives_everything_back(cluster, mo
     def broken(*_):
         raise ZeroDivisionError
 
-    monkeypatch.setattr("gateway.placing.split", broken)
+    monkeypatch.setattr("gateway.answers.placing.split", broken)
     status, answer = await cluster.chat()
     assert (status, answer["error"]["type"]) == (500, "server_error")
     monkeypatch.undo()
@@ -412,7 +412,7 @@ class TestNotices:
         return notices, metrics
 
     async def test_a_notice_is_repeated_until_it_is_acknowledged(self, monkeypatch) -> None:
-        monkeypatch.setattr("gateway.notices.BACKOFF_S", 0.001)
+        monkeypatch.setattr("gateway.answers.notices.BACKOFF_S", 0.001)
         broker = FakeBroker()
         worker = await Worker(broker.bus(DECODE)).start()
         failures = 3
@@ -436,7 +436,7 @@ class TestNotices:
         await worker.bus.close()
 
     async def test_it_is_given_up_after_a_bounded_number_of_tries(self, monkeypatch) -> None:
-        monkeypatch.setattr("gateway.notices.BACKOFF_S", 0.001)
+        monkeypatch.setattr("gateway.answers.notices.BACKOFF_S", 0.001)
         broker = FakeBroker()
         notices, metrics = self.make(broker)
         notices.send(DECODE, Cancel(RequestId("r"), 0), None)
@@ -448,7 +448,7 @@ class TestNotices:
         assert NOTICE_TRIES_MAX > 1
 
     async def test_how_many_are_under_way_is_bounded(self, monkeypatch) -> None:
-        monkeypatch.setattr("gateway.notices.NOTICES_MAX", 3)
+        monkeypatch.setattr("gateway.answers.notices.NOTICES_MAX", 3)
         notices, metrics = self.make(FakeBroker())
         for number in range(5):
             notices.send(DECODE, Cancel(RequestId(f"r{number}"), 0), None)

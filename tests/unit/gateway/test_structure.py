@@ -4,13 +4,13 @@ import json
 
 import pytest
 
-from gateway.api_errors import ApiError, of_failure
-from gateway.model_limits import ModelLimits
-from gateway.parameter_limits import STRUCTURE_CHOICES_MAX
-from gateway.request_body import decode_chat, decode_completion
-from gateway.request_types import ChatRequest, CompletionRequest
-from gateway.structure import structure_of
-from gateway.validate import check_chat, sampling
+from gateway.api.api_errors import ApiError, of_failure
+from gateway.api.model_limits import ModelLimits
+from gateway.api.parameter_limits import STRUCTURE_CHOICES_MAX
+from gateway.api.request_body import decode_chat, decode_completion
+from gateway.api.request_types import ChatRequest, CompletionRequest
+from gateway.api.structure import structure_of
+from gateway.api.validate import check_chat, sampling
 from policy.core import STRUCTURE_BYTES_MAX, StructureKind, StructureSpec
 from protocol.answer import Fail, FailureKind
 

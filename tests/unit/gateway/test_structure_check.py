@@ -14,8 +14,8 @@ from tests.unit.gateway.fake_cluster import chat_body, ids, running_cluster
 from tests.unit.gateway.model_files import write_model_folder
 
 from gateway import structure_check
-from gateway.api_errors import ApiError
-from gateway.structure import NamedStructure
+from gateway.api.api_errors import ApiError
+from gateway.api.structure import NamedStructure
 from gateway.structure_check import StructureCheck
 from policy.core import StructureKind, StructureSpec
 from structures import compile_queue, compiler

@@ -6,10 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
-from gateway.api_errors import ApiError
-from gateway.identity import Caller
+from gateway.api.api_errors import ApiError
 from gateway.metrics import GatewayMetrics
-from gateway.tenant_limits import (
+from gateway.tenants.identity import Caller
+from gateway.tenants.tenant_limits import (
     MINUTE_S,
     Reason,
     Refusal,
@@ -23,7 +23,7 @@ from gateway.tenant_limits import (
     reserved,
     share_of,
 )
-from gateway.tenant_use import OUTPUT_TOKENS_RESERVED_DEFAULT, TenantUse
+from gateway.tenants.tenant_use import OUTPUT_TOKENS_RESERVED_DEFAULT, TenantUse
 
 pytestmark = pytest.mark.unit
 

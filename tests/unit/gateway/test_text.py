@@ -8,8 +8,8 @@ from tests.unit.gateway.plain_text import cut_naively
 from tokenizers import Tokenizer, decoders, models
 
 from cluster.errors import ConfigError
-from gateway.detokenizer import Detokenizer, TokenBytes
-from gateway.stop_matcher import StopMatcher, StopStrings
+from gateway.text.detokenizer import Detokenizer, TokenBytes
+from gateway.text.stop_matcher import StopMatcher, StopStrings
 
 pytestmark = pytest.mark.unit
 

@@ -8,13 +8,13 @@ import pytest
 from tests.unit.gateway.model_files import CONTEXT_TOKENS_MAX, byte_level_tokenizer, write_model_folder
 
 from cluster.errors import ConfigError
-from gateway.api_errors import ApiError
+from gateway.api.api_errors import ApiError
+from gateway.api.request_types import AssistantMessage, DeveloperMessage, TextPart, UserMessage
 from gateway.app import load_folder
-from gateway.chat_template import ChatTemplate, TemplateError
 from gateway.config import GatewayConfig
 from gateway.model_folder import load_model_folder
-from gateway.request_types import AssistantMessage, DeveloperMessage, TextPart, UserMessage
-from gateway.text import TextModel, pack_token_ids, unpack_token_ids
+from gateway.text.chat_template import ChatTemplate, TemplateError
+from gateway.text_model import TextModel, pack_token_ids, unpack_token_ids
 from kvhash import BLOCK_TOKENS, block_hashes, model_fingerprint, namespace
 
 pytestmark = pytest.mark.unit

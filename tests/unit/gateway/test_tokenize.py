@@ -7,10 +7,10 @@ import pytest
 from tests.unit.gateway.fake_cluster import chat_body, ids, running_cluster
 from tests.unit.gateway.model_files import CONTEXT_TOKENS_MAX, byte_level_tokenizer, write_model_folder
 
-from gateway.detokenizer import Detokenizer, TokenBytes
+from gateway.answers.requests import GatewayLimits
 from gateway.http_body import BodyLimits
-from gateway.requests import GatewayLimits
-from gateway.text import unpack_token_ids
+from gateway.text.detokenizer import Detokenizer, TokenBytes
+from gateway.text_model import unpack_token_ids
 
 pytestmark = pytest.mark.unit
 

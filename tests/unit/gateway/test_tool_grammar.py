@@ -8,12 +8,12 @@ import msgspec
 import pytest
 from tests.unit.gateway.model_files import byte_level_tokenizer
 
-from gateway.api_errors import ApiError
-from gateway.call_layouts import ToolFormat
-from gateway.request_body import decode_chat
-from gateway.tool_calls import joined
+from gateway.api.api_errors import ApiError
+from gateway.api.request_body import decode_chat
+from gateway.api.tools import ToolUse, tool_use_of
+from gateway.text.call_layouts import ToolFormat
+from gateway.text.tool_calls import joined
 from gateway.tool_parsers import tool_parser
-from gateway.tools import ToolUse, tool_use_of
 from policy.core import StructureKind, StructureSpec
 from structures.compiler import StructureCompiler
 from structures.errors import StructureError

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.call_layouts import ToolFormat
-from gateway.call_parser import HELD_BLANKS_MAX
-from gateway.tool_calls import CallArguments, CallBegun, Said, Spoken, joined
+from gateway.api.tools import NO_PARAMETERS, Tool, ToolChoice, ToolUse
+from gateway.text.call_layouts import ToolFormat
+from gateway.text.call_parser import HELD_BLANKS_MAX
+from gateway.text.tool_calls import CallArguments, CallBegun, Said, Spoken, joined
 from gateway.tool_parsers import tool_parser
-from gateway.tools import NO_PARAMETERS, Tool, ToolChoice, ToolUse
 from policy.core import FinishReason
 
 pytestmark = pytest.mark.unit

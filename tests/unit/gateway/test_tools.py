@@ -7,11 +7,11 @@ import msgspec
 import pytest
 from tests.unit.gateway.model_files import byte_level_tokenizer
 
-from gateway.api_errors import ApiError
-from gateway.parameter_limits import TOOL_DESCRIPTION_CHARS_MAX, TOOLS_MAX
-from gateway.request_body import decode_chat
-from gateway.tool_schema import FORCED_CALLS_MAX, SCHEMA_DEPTH_MAX
-from gateway.tools import NO_PARAMETERS, ToolChoice, ToolUse, offered, tool_use_of
+from gateway.api.api_errors import ApiError
+from gateway.api.parameter_limits import TOOL_DESCRIPTION_CHARS_MAX, TOOLS_MAX
+from gateway.api.request_body import decode_chat
+from gateway.api.tool_schema import FORCED_CALLS_MAX, SCHEMA_DEPTH_MAX
+from gateway.api.tools import NO_PARAMETERS, ToolChoice, ToolUse, offered, tool_use_of
 from policy.core import STRUCTURE_BYTES_MAX, StructureKind
 from structures.compiler import StructureCompiler
 from structures.errors import StructureError

@@ -11,8 +11,8 @@ from tests.unit.gateway.fake_cluster import Cluster, chat_body, running_cluster
 from tests.unit.gateway.model_files import byte_level_tokenizer, write_model_folder
 from tokenizers import Tokenizer
 
-from gateway.detokenizer import Detokenizer, TokenBytes
-from gateway.text import unpack_token_ids
+from gateway.text.detokenizer import Detokenizer, TokenBytes
+from gateway.text_model import unpack_token_ids
 from policy.core import StructureKind
 
 pytestmark = pytest.mark.unit

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.api_errors import ApiError
-from gateway.request_types import GenerationRequest
-from gateway.urgency import Urgency, urgency_of
+from gateway.api.api_errors import ApiError
+from gateway.api.request_types import GenerationRequest
+from gateway.api.urgency import Urgency, urgency_of
 
 pytestmark = pytest.mark.unit
 

@@ -4,13 +4,13 @@ import json
 
 import pytest
 
-from gateway.api_errors import ApiError
-from gateway.model_limits import ModelLimits
-from gateway.parameter_limits import CHOICES_MAX, STOP_STRINGS_MAX
-from gateway.request_body import decode_chat, decode_completion
-from gateway.request_types import CHAT_NEUTRAL, COMPLETION_NEUTRAL
-from gateway.urgency import Urgency
-from gateway.validate import (
+from gateway.api.api_errors import ApiError
+from gateway.api.model_limits import ModelLimits
+from gateway.api.parameter_limits import CHOICES_MAX, STOP_STRINGS_MAX
+from gateway.api.request_body import decode_chat, decode_completion
+from gateway.api.request_types import CHAT_NEUTRAL, COMPLETION_NEUTRAL
+from gateway.api.urgency import Urgency
+from gateway.api.validate import (
     COMPLETION_TOKENS_DEFAULT,
     Generation,
     check_chat,

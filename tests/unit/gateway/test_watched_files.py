@@ -9,7 +9,7 @@ import pytest
 
 from cluster.errors import ConfigError
 from cluster.logs import Logger
-from gateway.watched_files import WatchedFiles
+from gateway.tenants.watched_files import WatchedFiles
 
 pytestmark = pytest.mark.unit
 
