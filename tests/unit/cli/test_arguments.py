@@ -35,12 +35,15 @@ def test_the_commands_are_these() -> None:
         "decisions",
         "predict",
         "kvmeta-restart",
+        "detokenize",
+        "serve",
     )
     benches = [("bench", name) for name in names]
     simulations = [("simulate", name) for name in ("cache", "cluster", "decisions", "recording")]
     configs = [("config", name) for name in ("show", "set", "unset")]
+    keys = [("keys", name) for name in ("new", "hash")]
     alone = [("up",), ("serve",), ("status",), ("chat",), ("replay",), ("plan",)]
-    assert sorted(leaves(COMMANDS)) == sorted([*alone, *configs, *benches, *simulations])
+    assert sorted(leaves(COMMANDS)) == sorted([*alone, *configs, *keys, *benches, *simulations])
 
 
 @pytest.mark.parametrize("words", leaves(COMMANDS), ids=" ".join)
