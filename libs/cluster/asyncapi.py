@@ -6,14 +6,13 @@ Made of `cluster.exchanges` and the message classes, so that it says what the co
 from the side of the one whom a subject belongs to.
 """
 
-import argparse
 import sys
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 
 import orjson
 
 from cluster.delivery import CLIENT_ID_HEADER, TRACE_HEADER
+from cluster.document_file import write_document
 from cluster.exchanges import ANY_INSTANCE, CHANNELS, INSTANCE_PARAMETER, Channel, Exchange
 from cluster.message_schemas import SCHEMAS, UNIT, Schema, schemas_of
 from cluster.messages import MESSAGE_KINDS, InstanceRecord
@@ -159,17 +158,5 @@ def _headers() -> Schema:
     }
 
 
-def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m cluster.asyncapi", description="Write the document.")
-    parser.add_argument("file", type=Path, help="such as docs/asyncapi.json")
-    file: Path = parser.parse_args(arguments).file
-    try:
-        file.write_bytes(document_bytes())
-    except OSError as error:
-        print(f"cannot write {file}: {error.strerror}", file=sys.stderr)
-        return 1
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(write_document("cluster.asyncapi", "docs/asyncapi.json", document_bytes, sys.argv[1:]))

@@ -5,17 +5,16 @@
 Made of the operations and of the types that requests are decoded into, so that it says what the code does.
 """
 
-import argparse
 import re
 import sys
 from collections.abc import Mapping
 from http import HTTPStatus
-from pathlib import Path
 from types import MappingProxyType
 
 import msgspec
 
 from cluster.admin import VERSION
+from cluster.document_file import write_document
 from gateway.api.admin_operations import ADMIN_OPERATIONS
 from gateway.api.answer_types import ErrorBody
 from gateway.api.openapi_headers import HEADER_PARAMETERS, RESPONSE_HEADERS, headers_of
@@ -184,17 +183,5 @@ def _request_schema(schema: Schema, neutral: Neutral, model: str | None) -> Sche
     return {**schema, "properties": properties, "additionalProperties": False}
 
 
-def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m gateway.api.openapi", description="Write the document.")
-    parser.add_argument("file", type=Path, help="such as docs/openapi.json")
-    file: Path = parser.parse_args(arguments).file
-    try:
-        file.write_bytes(document_bytes())
-    except OSError as error:
-        print(f"cannot write {file}: {error.strerror}", file=sys.stderr)
-        return 1
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(write_document("gateway.api.openapi", "docs/openapi.json", document_bytes, sys.argv[1:]))

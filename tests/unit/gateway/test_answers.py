@@ -19,17 +19,6 @@ COMPLETIONS = "/v1/completions"
 TOKENIZER = byte_level_tokenizer()
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return write_model_folder(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture
-async def cluster(folder):
-    async with running_cluster(folder) as running:
-        yield running
-
-
 def completion(**parameters) -> dict[str, object]:
     return {"model": "tiny", "prompt": "The lazy", "max_tokens": 100} | parameters
 

@@ -27,17 +27,6 @@ pytestmark = pytest.mark.unit
 CHAT = "/v1/chat/completions"
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return write_model_folder(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture
-async def cluster(folder):
-    async with running_cluster(folder) as running:
-        yield running
-
-
 def events(text: str) -> list[str]:
     """The data of each server-sent event."""
     blocks = [block for block in text.split("\n\n") if block]

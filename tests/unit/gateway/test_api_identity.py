@@ -6,7 +6,6 @@ from collections.abc import Mapping
 
 import pytest
 from tests.unit.gateway.fake_cluster import chat_body, ids, running_cluster
-from tests.unit.gateway.model_files import write_model_folder
 
 from gateway.tenants.api_keys import hash_line
 from gateway.tenants.identity import Identity, salt_of
@@ -35,11 +34,6 @@ tokens_per_minute = 180
 concurrent_requests_max = 1
 """
 SAID = "Paris."
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return write_model_folder(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ import json
 import pytest
 from tests.support.eventually import eventually
 from tests.unit.gateway.fake_cluster import chat_body, ids, running_cluster
-from tests.unit.gateway.model_files import write_model_folder
 
 from cluster.logs import Level, Logger
 from policy.core import Rejection, RejectReason
@@ -16,11 +15,6 @@ pytestmark = pytest.mark.unit
 
 CHAT = "/v1/chat/completions"
 SECRET = "platypus"
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return write_model_folder(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ import json
 
 import pytest
 from tests.unit.gateway.fake_cluster import DECODE, GATEWAY, PREFILL, accept, chat_body, ids, running_cluster
-from tests.unit.gateway.model_files import write_model_folder
 
 from cluster import subjects
 from cluster.messages import (
@@ -30,17 +29,6 @@ pytestmark = pytest.mark.unit
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return write_model_folder(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture
-async def cluster(folder):
-    async with running_cluster(folder) as running:
-        yield running
 
 
 def completion(**parameters) -> dict[str, object]:

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.gateway.fake_cluster import chat_body, ids, running_cluster
-from tests.unit.gateway.model_files import write_model_folder
 
 from gateway.body_encoding import PIECE_BYTES_MAX, EncodingError, Inflater
 from gateway.http_body import BodyLimits
@@ -18,11 +17,6 @@ pytestmark = pytest.mark.unit
 
 CHAT = "/v1/chat/completions"
 BODY_BYTES_MAX = 1 << 20
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return write_model_folder(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture

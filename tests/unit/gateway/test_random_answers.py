@@ -7,7 +7,7 @@ import random
 
 import pytest
 from tests.unit.gateway.fake_cluster import END, chat_body, ids, running_cluster
-from tests.unit.gateway.model_files import CORPUS, write_model_folder
+from tests.unit.gateway.model_files import CORPUS
 from tests.unit.gateway.plain_text import cut_naively
 from tests.unit.gateway.test_answer_text import BYTE_LEVEL, certain_text
 
@@ -29,11 +29,6 @@ WORDS = [
     "\n\nUser:",
     "aab",
 ]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return write_model_folder(tmp_path_factory.mktemp("model"))
 
 
 class Script:

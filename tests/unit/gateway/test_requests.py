@@ -50,17 +50,6 @@ CHAT = "/v1/chat/completions"
 OTHER = InstanceId("decode-2")
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return write_model_folder(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture
-async def cluster(folder):
-    async with running_cluster(folder) as running:
-        yield running
-
-
 async def begin(cluster, **parameters) -> "tuple[asyncio.Task, Submit]":
     asking = asyncio.create_task(cluster.chat(**parameters))
     return asking, await cluster.prefill.submits.get()

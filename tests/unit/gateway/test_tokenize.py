@@ -17,11 +17,6 @@ pytestmark = pytest.mark.unit
 TEXTS = ["The lazy dog", "", "Wörter 你好 🙂👩‍👩‍👧", "<|im_start|>user\nHi<|im_end|>", "<tool→call>", "a\0b"]
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return write_model_folder(tmp_path_factory.mktemp("model"))
-
-
 @pytest.fixture
 async def cluster(folder):
     async with running_cluster(folder, body_limits=BodyLimits(body_bytes_max=100_000)) as running:

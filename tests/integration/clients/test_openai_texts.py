@@ -1,33 +1,17 @@
 """OpenAI's own client against a live stack: text completions of every form of prompt, several answers to
 one, and logprobs."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import openai
 import pytest
 from openai.types import Completion
-from tests.support.loopback import only_loopback
-from tests.support.openai_clients import client_of
-from tests.support.stack import RunningStack
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 
 PROMPT = "The capital of France is"
 OTHER_PROMPT = "One, two, three, four,"
 QUESTION = [{"role": "user", "content": "Name a colour."}]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def here() -> Iterator[None]:
-    with only_loopback():
-        yield
-
-
-@pytest.fixture(scope="module")
-def client(smollm2_stack: RunningStack) -> Iterator[openai.OpenAI]:
-    with client_of(smollm2_stack) as client:
-        yield client
 
 
 def ids_of(client: openai.OpenAI, text: str) -> list[int]:

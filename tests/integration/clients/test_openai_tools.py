@@ -5,7 +5,6 @@ calls, whose arguments are held to the schema, and the form of everything around
 """
 
 import json
-from collections.abc import Iterator
 from enum import StrEnum
 from typing import Any
 
@@ -13,8 +12,7 @@ import openai
 import pytest
 from openai.types.chat import ChatCompletionMessage
 from pydantic import BaseModel, Field
-from tests.support.loopback import only_loopback
-from tests.support.openai_clients import async_client_of, client_of
+from tests.support.openai_clients import async_client_of
 from tests.support.stack import RunningStack
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
@@ -70,18 +68,6 @@ class WeatherQuestion(BaseModel):
 
     city: str = Field(max_length=20)
     celsius: bool
-
-
-@pytest.fixture(scope="module", autouse=True)
-def here() -> Iterator[None]:
-    with only_loopback():
-        yield
-
-
-@pytest.fixture(scope="module")
-def client(smollm2_stack: RunningStack) -> Iterator[openai.OpenAI]:
-    with client_of(smollm2_stack) as client:
-        yield client
 
 
 def ask(client: openai.OpenAI, **parameters: Any) -> Any:

@@ -3,30 +3,17 @@
 The client checks little of what it is sent, so its objects are looked at here field by field.
 """
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 
 import openai
 import pytest
 from openai.types.chat import ChatCompletionChunk
-from tests.support.loopback import only_loopback
-from tests.support.openai_clients import async_client_of, client_of
+from tests.support.openai_clients import async_client_of
 from tests.support.stack import RunningStack
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def here() -> Iterator[None]:
-    with only_loopback():
-        yield
-
-
-@pytest.fixture(scope="module")
-def client(smollm2_stack: RunningStack) -> Iterator[openai.OpenAI]:
-    with client_of(smollm2_stack) as client:
-        yield client
 
 
 @pytest.fixture

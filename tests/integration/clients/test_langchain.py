@@ -1,6 +1,5 @@
 """LangChain's ChatOpenAI against a live stack."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -8,7 +7,6 @@ from langchain_core.exceptions import ContextOverflowError
 from langchain_core.messages import AIMessageChunk, HumanMessage, SystemMessage, ToolMessage
 from langchain_openai import ChatOpenAI
 from pydantic import BaseModel, ConfigDict, Field
-from tests.support.loopback import only_loopback
 from tests.support.openai_clients import ANSWER_S_MAX, NO_KEY
 from tests.support.stack import RunningStack
 
@@ -23,12 +21,6 @@ class City(BaseModel):
     model_config = ConfigDict(extra="forbid")
     name: str = Field(max_length=20)
     inhabitants: int = Field(ge=0, le=50_000_000)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def here() -> Iterator[None]:
-    with only_loopback():
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -2,13 +2,11 @@
 timeouts, and streams that it leaves."""
 
 import time
-from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
 import openai
 import pytest
-from tests.support.loopback import only_loopback
 from tests.support.openai_clients import client_of
 from tests.support.stack import RunningStack, Status
 
@@ -19,18 +17,6 @@ CONTEXT_TOKENS = 8192
 NO_SCHEMA = {"type": "json_schema", "json_schema": {"name": "x", "schema": 1}}
 OUT_OF_REACH = {"x-slo-ttft-ms": "1"}
 """A target that no instance meets: the conductor refuses."""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def here() -> Iterator[None]:
-    with only_loopback():
-        yield
-
-
-@pytest.fixture(scope="module")
-def client(smollm2_stack: RunningStack) -> Iterator[openai.OpenAI]:
-    with client_of(smollm2_stack) as client:
-        yield client
 
 
 def ask(client: openai.OpenAI, **parameters: Any) -> Any:
