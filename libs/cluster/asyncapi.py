@@ -158,5 +158,9 @@ def _headers() -> Schema:
     }
 
 
+def main(arguments: list[str]) -> int:
+    return write_document("cluster.asyncapi", "docs/asyncapi.json", document_bytes, arguments)
+
+
 if __name__ == "__main__":
-    sys.exit(write_document("cluster.asyncapi", "docs/asyncapi.json", document_bytes, sys.argv[1:]))
+    sys.exit(main(sys.argv[1:]))

@@ -183,5 +183,9 @@ def _request_schema(schema: Schema, neutral: Neutral, model: str | None) -> Sche
     return {**schema, "properties": properties, "additionalProperties": False}
 
 
+def main(arguments: list[str]) -> int:
+    return write_document("gateway.api.openapi", "docs/openapi.json", document_bytes, arguments)
+
+
 if __name__ == "__main__":
-    sys.exit(write_document("gateway.api.openapi", "docs/openapi.json", document_bytes, sys.argv[1:]))
+    sys.exit(main(sys.argv[1:]))
