@@ -20,6 +20,7 @@ EXPOSED_HEADERS = ", ".join(
         "x-request-id",
         "retry-after",
         "retry-after-ms",
+        "x-should-retry",
         "x-moonpool-rejected-reason",
         *(
             f"x-ratelimit-{what}-{of}"

@@ -16,6 +16,8 @@ from policy.core import STRUCTURE_FIELD
 from protocol.answer import Fail, FailureKind
 
 REJECTED_REASON_HEADER = "x-moonpool-rejected-reason"
+SHOULD_RETRY_HEADER = "x-should-retry"
+"""OpenAI's clients obey it; else they send every 408, 409, 429 and 5xx again."""
 RETRY_AFTER_S_DEFAULT = 1.0
 RETRY_AFTER_S_MAX = 600.0
 NO_HEADERS: Mapping[str, str] = MappingProxyType({})
@@ -92,6 +94,9 @@ class ApiError(MoonpoolError):
             # Whole seconds by HTTP's rule; OpenAI's clients prefer the other, which says it exactly.
             headers["Retry-After"] = str(math.ceil(retry_after_s))
             headers["retry-after-ms"] = str(math.ceil(retry_after_s * 1e3))
+        if self.kind is DEADLINE:
+            # All of it was computed in vain once: the same again takes as long.
+            headers[SHOULD_RETRY_HEADER] = "false"
         if self.reason is not None:
             headers[REJECTED_REASON_HEADER] = self.reason
         if self.allow is not None:

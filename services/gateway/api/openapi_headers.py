@@ -3,7 +3,7 @@
 from http import HTTPStatus
 
 from cluster.tracing import CLIENT_REQUEST_ID_CHARS_MAX
-from gateway.api.api_errors import REJECTED_REASON_HEADER
+from gateway.api.api_errors import REJECTED_REASON_HEADER, SHOULD_RETRY_HEADER
 from gateway.api.parameter_limits import TBT_MS_MAX, TBT_MS_MIN, TTFT_MS_MAX, TTFT_MS_MIN
 from gateway.edge import REQUEST_ID_HEADER
 from policy.core import PRIORITY_MAX, PRIORITY_MIN
@@ -76,6 +76,10 @@ RESPONSE_HEADERS: dict[str, dict[str, object]] = {
         "description": "Which limit or target stood against it, in one word.",
         "schema": {"type": "string"},
     },
+    SHOULD_RETRY_HEADER: {
+        "description": "That the same request again would do no better: OpenAI's clients then send none.",
+        "schema": {"type": "string", "enum": ["false"]},
+    },
     **_LIMIT_HEADERS,
 }
 
@@ -86,4 +90,6 @@ def headers_of(status: int, *, limited: bool, waiting: bool = True) -> dict[str,
     names = [REQUEST_ID_HEADER, *(_LIMIT_HEADERS if limited else ())]
     if waiting and status in _WAITING_STATUSES:
         names += [_RETRY_AFTER, _RETRY_AFTER_MS, REJECTED_REASON_HEADER]
+    if status == HTTPStatus.GATEWAY_TIMEOUT:
+        names.append(SHOULD_RETRY_HEADER)
     return {name: {"$ref": f"#/components/headers/{name}"} for name in names}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.api.api_errors import INVALID, OVERLOADED, RETRY_AFTER_S_MAX, UNAVAILABLE, ApiError
+from gateway.api.api_errors import DEADLINE, INVALID, OVERLOADED, RETRY_AFTER_S_MAX, UNAVAILABLE, ApiError
 
 pytestmark = pytest.mark.unit
 
@@ -27,3 +27,8 @@ def test_retry_after_is_rounded_up(kind, retry_after_s, seconds, milliseconds) -
 
 def test_what_no_waiting_helps_has_none() -> None:
     assert ApiError(INVALID, "no", retry_after_s=5.0).headers() == {}
+
+
+def test_a_client_is_told_not_to_send_again_what_took_too_long() -> None:
+    assert ApiError(DEADLINE, "no").headers() == {"x-should-retry": "false"}
+    assert "x-should-retry" not in ApiError(UNAVAILABLE, "no").headers()
