@@ -19,6 +19,8 @@ ERROR_TEXT_MAX = 500
 EVENT_BYTES_MAX = 4 * 1024 * 1024
 """One line of an event stream; longer means that the other side does not speak the protocol."""
 DONE = b"[DONE]"
+API_KEY_VARIABLE = "MOONPOOL_API_KEY"
+UNAUTHORIZED_STATUS = 401
 API_ROOT = "/v1"
 """Where the API is under a URL that names only a host."""
 
@@ -98,7 +100,8 @@ class Api:
             )
             response = connection.getresponse()
             if response.status >= 400:
-                raise _api_error(response.status, response.read())
+                error = _api_error(response.status, response.read())
+                raise _no_key_given(error) if error.status == UNAUTHORIZED_STATUS and not self.key else error
             yield response
         except (OSError, HTTPException) as error:
             raise CommandError(f"cannot talk to {self.url}: {error or type(error).__name__}") from error
@@ -158,6 +161,11 @@ def _api_error(status: int, body: bytes) -> ApiError:
         return _error_of(status, _json_object(body))
     except CommandError as error:
         return ApiError(status, str(error))
+
+
+def _no_key_given(error: ApiError) -> ApiError:
+    """The gateway speaks of a header; what asks here takes a key from the environment."""
+    return ApiError(error.status, f"this gateway asks for an API key; set {API_KEY_VARIABLE}", error.code)
 
 
 def _error_of(status: int, body: Json) -> ApiError:

@@ -9,12 +9,11 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from moonpool.api import Api
+from moonpool.api import API_KEY_VARIABLE, Api
 from moonpool.errors import CommandError
 from moonpool.run_folder import DEFAULT_NAME, StackState, read_state, run_folder, running_names
 
 URL_VARIABLE = "MOONPOOL_URL"
-API_KEY_VARIABLE = "MOONPOOL_API_KEY"
 """Not a flag: those are in the shell's history and in the list of processes."""
 CA_FILE_VARIABLE = "MOONPOOL_CA_FILE"
 NATS_VARIABLE = "MOONPOOL_NATS_URL"

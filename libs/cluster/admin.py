@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from importlib.metadata import version
 
-from aiohttp import web
+from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler, Middleware
 
 from cluster.errors import ConfigError
 from cluster.http_options import HttpOptions
-from cluster.http_server import BoundedRunner
+from cluster.http_server import SERVER_NAME, BoundedRunner
 from cluster.logs import Logger
 from cluster.metrics import CONTENT_TYPE, ServiceMetrics
 from cluster.wire import encode_record
@@ -119,6 +119,7 @@ class AdminServer:
             listener.close()
 
     async def _add_headers(self, request: web.Request, response: web.StreamResponse) -> None:
+        response.headers[hdrs.SERVER] = SERVER_NAME
         for name, value in self._options.answer_headers(request).items():
             response.headers.setdefault(name, value)
 

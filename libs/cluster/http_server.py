@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
 
-from aiohttp import web
+from aiohttp import hdrs, web
 from aiohttp.http_exceptions import LineTooLong
 from aiohttp.web_protocol import RequestHandler, _ErrInfo
 
@@ -23,6 +23,8 @@ HEADER_LINE_BYTES_MAX = 16 * 1024
 """Of the request line and of each header: tokens of identity providers are long."""
 HEADERS_MAX = 128
 ERROR_CHARS_MAX = 200
+SERVER_NAME = "moonpool"
+"""As the header Server has it: aiohttp would tell its version and Python's to everybody."""
 RETRY_AFTER_S = 1
 
 
@@ -108,7 +110,7 @@ class _Connection(RequestHandler):
         self, request: web.BaseRequest, status: int, told: str, headers: Mapping[str, str]
     ) -> web.Response:
         body, content_type = self._options.error_form(status, told)
-        headers = {**self._options.answer_headers(request), **headers}
+        headers = {**self._options.answer_headers(request), hdrs.SERVER: SERVER_NAME, **headers}
         self._log.info(
             "http request refused", status=status, error=told, remote=request.remote, **_ids(headers)
         )

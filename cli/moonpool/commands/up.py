@@ -11,9 +11,9 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from moonpool.api import API_KEY_VARIABLE
 from moonpool.arguments import PORT_MAX, Command, folder, seconds, whole_number
 from moonpool.errors import EXIT_OK, UsageError
-from moonpool.find_stack import API_KEY_VARIABLE
 from moonpool.run_folder import DEFAULT_NAME, NAME_PATTERN
 
 if TYPE_CHECKING:

@@ -63,7 +63,7 @@ class KeyTable:
 
 def read_table(path: Path | None, from_environment: Iterable[str]) -> KeyTable:
     """The table of a file and of `tenant=sha256:…` entries. Raises ConfigError."""
-    keys = () if path is None else keys_in(_read(path), str(path))
+    keys = () if path is None else keys_in(_read(path), f"api_keys_file {path}")
     by_name = {key.tenant.name: key.tenant for key in keys}
     more = [_entry(number, text, by_name) for number, text in enumerate(from_environment, 1)]
     return table_of((*keys, *more))
@@ -178,9 +178,9 @@ def _read(path: Path) -> str:
         with path.open("rb") as file:
             content = file.read(FILE_BYTES_MAX + 1)
         if len(content) > FILE_BYTES_MAX:
-            raise ConfigError(f"{path}: longer than {FILE_BYTES_MAX} bytes")
+            raise ConfigError(f"api_keys_file {path}: longer than {FILE_BYTES_MAX} bytes")
         return content.decode("utf-8")
     except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}") from error
+        raise ConfigError(f"api_keys_file {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: {error}") from error
+        raise ConfigError(f"api_keys_file {path}: {error}") from error

@@ -146,3 +146,13 @@ def test_a_server_of_another_kind_is_named(server: ScriptedServer, body: bytes) 
     server.body = body
     with pytest.raises(CommandError, match="no list of models"):
         Api(server.url).model()
+
+
+def test_who_has_no_key_is_told_where_it_is_taken_from(server: ScriptedServer) -> None:
+    server.status = 401
+    server.body = b'{"error": {"message": "give one as Authorization", "code": "invalid_api_key"}}'
+    with pytest.raises(ApiError, match="MOONPOOL_API_KEY") as refused:
+        Api(server.url).model()
+    assert (refused.value.status, refused.value.code) == (401, "invalid_api_key")
+    with pytest.raises(ApiError, match="give one as Authorization"):
+        Api(server.url, key="mp-wrong").model()

@@ -144,6 +144,7 @@ async def test_whatever_the_server_refuses_has_the_services_form(request_bytes: 
         assert "\n" not in answer.message
         assert len(answer.message) < 300
         assert answer.headers["x-request-id"] == "made"
+        assert answer.headers["server"] == "moonpool"
         assert b"HTTP/1.1" not in answer.rest
         good = await _sent(port, GET + b"\r\n")
         assert good.status == 200
@@ -186,6 +187,7 @@ async def test_every_answer_has_the_headers_and_a_given_one_stays() -> None:
                 f"http://127.0.0.1:{port}/{path}", headers={"x-request-id": path}
             ) as answer:
                 assert answer.headers["x-request-id"] == path
+                assert answer.headers.getall("Server") == ["moonpool"]
                 assert answer.status == (404 if path == "absent" else 200)
 
 
