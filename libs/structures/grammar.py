@@ -17,6 +17,15 @@ GRAMMAR_BYTES_MAX = 16 * 1024
 WHITESPACE = r" |\n {0,32}|\n\t{0,16}"
 """Between the parts of JSON: what people write, but not without end, for some models never stop."""
 ANY_OBJECT: dict[str, object] = {"type": "object"}
+FORMATS = frozenset(
+    {
+        *("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"),
+        "unknown",
+    }
+)
+"""Strings that are held to their `format`. By JSON Schema any other format is a remark."""
+_VALUES = frozenset({"const", "default", "enum", "examples"})
+"""Keywords behind which stands no schema but JSON of any kind."""
 
 
 def check_size(spec: StructureSpec) -> None:
@@ -45,7 +54,22 @@ def _of_json_schema(text: str) -> str:
     schema = _json(text)
     if not isinstance(schema, dict):
         raise StructureError(f"a JSON schema must be an object, not {type(schema).__name__}")
-    return _of_schema(schema)
+    return _of_schema(without_unknown_formats(schema))
+
+
+def without_unknown_formats(schema: dict[str, object]) -> dict[str, object]:
+    """A schema that allows the same, without the remarks."""
+    return {
+        key: value if key in _VALUES else _kept(value)
+        for key, value in schema.items()
+        if not (key == "format" and isinstance(value, str) and value not in FORMATS)
+    }
+
+
+def _kept(value: object) -> object:
+    if isinstance(value, dict):
+        return without_unknown_formats(value)
+    return [_kept(each) for each in value] if isinstance(value, list) else value
 
 
 def _of_regex(text: str) -> str:

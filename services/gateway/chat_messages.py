@@ -9,7 +9,6 @@ from collections.abc import Sequence
 
 import msgspec
 
-from gateway.api.api_errors import invalid
 from gateway.api.request_types import AssistantMessage, ChatMessage, Content, ToolMessage
 from gateway.api.tool_types import ToolCall
 from gateway.text.call_layouts import MISTRAL_FORMATS, MISTRAL_ID_CHARS, ToolFormat
@@ -43,8 +42,8 @@ def content_chars(message: ChatMessage) -> int:
 
 
 def plain_messages(messages: Sequence[ChatMessage], tool_format: ToolFormat) -> list[TemplateMessage]:
-    """For templates that know tools. Raises ApiError where a call's arguments are no JSON object."""
-    return [_plain(f"messages[{index}]", each, tool_format) for index, each in enumerate(messages)]
+    """For templates that know tools."""
+    return [_plain(each, tool_format) for each in messages]
 
 
 def told_in_words(
@@ -65,7 +64,7 @@ def told_in_words(
     return told + _user_with(results)
 
 
-def _plain(param: str, message: ChatMessage, tool_format: ToolFormat) -> TemplateMessage:
+def _plain(message: ChatMessage, tool_format: ToolFormat) -> TemplateMessage:
     """`developer` is the newer name of `system`."""
     role = "system" if message.role == "developer" else message.role
     plain: TemplateMessage = {"role": role, "content": _text(message.content)}
@@ -74,10 +73,7 @@ def _plain(param: str, message: ChatMessage, tool_format: ToolFormat) -> Templat
     if isinstance(message, ToolMessage):
         plain["tool_call_id"] = _call_id(message.tool_call_id, tool_format)
     if isinstance(message, AssistantMessage) and message.tool_calls:
-        plain["tool_calls"] = [
-            _plain_call(f"{param}.tool_calls[{index}]", call, tool_format)
-            for index, call in enumerate(message.tool_calls)
-        ]
+        plain["tool_calls"] = [_plain_call(call, tool_format) for call in message.tool_calls]
     return plain
 
 
@@ -88,21 +84,19 @@ def _text(content: Content | None) -> str:
     return "\n".join(part.text for part in content)
 
 
-def _plain_call(param: str, call: ToolCall, tool_format: ToolFormat) -> dict[str, object]:
-    function = {
-        "name": call.function.name,
-        "arguments": _arguments(f"{param}.function.arguments", call.function.arguments),
-    }
+def _plain_call(call: ToolCall, tool_format: ToolFormat) -> dict[str, object]:
+    function = {"name": call.function.name, "arguments": _arguments(call.function.arguments)}
     return {"id": _call_id(call.id, tool_format), "type": "function", "function": function}
 
 
-def _arguments(param: str, written: str) -> dict[str, object]:
+def _arguments(written: str) -> dict[str, object] | str:
+    """As an object, or as they are where they were cut: a conversation may go on from there."""
     if not written.strip():
         return {}
     try:
         return msgspec.json.decode(written, type=dict[str, object])
-    except (msgspec.MsgspecError, RecursionError, UnicodeEncodeError) as error:
-        raise invalid(param, f"{param} must be a JSON object: {error}") from error
+    except (msgspec.MsgspecError, RecursionError, UnicodeEncodeError):
+        return written
 
 
 def _call_id(given: str, tool_format: ToolFormat) -> str:

@@ -17,6 +17,7 @@ from cluster.admin import VERSION
 from cluster.document_file import write_document
 from gateway.api.admin_operations import ADMIN_OPERATIONS
 from gateway.api.answer_types import ErrorBody
+from gateway.api.neutral_parameters import Neutral
 from gateway.api.openapi_headers import HEADER_PARAMETERS, RESPONSE_HEADERS, headers_of
 from gateway.api.operations import JSON_TYPE, OPERATIONS, Operation
 from gateway.api.parameter_texts import PARAMETER_TEXTS
@@ -25,7 +26,6 @@ from gateway.api.request_types import (
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
-    Neutral,
     TokenizeRequest,
 )
 

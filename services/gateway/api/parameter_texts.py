@@ -54,5 +54,8 @@ PARAMETER_TEXTS = {
     "top_p": "Draw from the most probable tokens that together have this probability.",
     "ttft_ms_max": "Refuse the request where its first token would come later. The header x-slo-ttft-ms says "
     "the same.",
+    "safety_identifier": "Whom the request is for; nothing depends on it.",
+    "prompt_cache_key": "Taken; nothing depends on it: prompts that begin alike share their beginning.",
+    "metadata": "Of the client's own; nothing depends on it.",
     "user": "Whom the request is for, in the client's words.",
 }

@@ -8,18 +8,20 @@ import msgspec
 
 from gateway.api.api_errors import invalid
 from gateway.api.body_errors import PROMPT_PARAMS, explained, not_json
-from gateway.api.ranges import check_range
-from gateway.api.request_types import (
+from gateway.api.neutral_parameters import (
     CHAT_NEUTRAL,
     COMPLETION_NEUTRAL,
     DETOKENIZE_NEUTRAL,
     TOKENIZE_NEUTRAL,
+    Neutral,
+)
+from gateway.api.ranges import check_range
+from gateway.api.request_types import (
     AssistantMessage,
     ChatMessage,
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
-    Neutral,
     TokenizeRequest,
 )
 

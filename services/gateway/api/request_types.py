@@ -14,9 +14,11 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 from gateway.api.parameter_limits import (
     CACHE_SALT_CHARS_MAX,
     CHOICES_MAX,
+    HINT_CHARS_MAX,
     MESSAGE_CALLS_MAX,
     MESSAGE_PARTS_MAX,
     MESSAGES_MAX,
+    METADATA_ENTRIES_MAX,
     PROMPTS_MAX,
     SEED_MAX,
     SEED_MIN,
@@ -30,7 +32,6 @@ from gateway.api.parameter_limits import (
     TOKEN_ID_DIGITS_MAX,
     TTFT_MS_MAX,
     TTFT_MS_MIN,
-    USER_CHARS_MAX,
 )
 from gateway.api.tool_types import ToolCall, ToolChoiceParam, Tools
 from policy.core import PRIORITY_MAX, PRIORITY_MIN, STRUCTURE_BYTES_MAX
@@ -112,7 +113,7 @@ class UserMessage(Struct, forbid_unknown_fields=True, tag_field="role", tag="use
 class AssistantMessage(Struct, forbid_unknown_fields=True, tag_field="role", tag="assistant"):
     """An earlier answer: text, calls, or both. From `annotations` on, what answers hold, ours, those of other
     servers or as clients keep them, and nobody has to cut off before sending them back; `parsed` says what
-    `content` says and is not read."""
+    `content` says and is not read, nor is what was thought before it."""
 
     role: ClassVar[str] = "assistant"
     content: Content | None = None
@@ -123,6 +124,8 @@ class AssistantMessage(Struct, forbid_unknown_fields=True, tag_field="role", tag
     function_call: None = None
     refusal: None = None
     parsed: Raw | UnsetType = UNSET
+    reasoning: str | None = None
+    reasoning_content: str | None = None
 
 
 class ToolMessage(Struct, forbid_unknown_fields=True, tag_field="role", tag="tool"):
@@ -172,6 +175,10 @@ class StructuredOutputs(Struct, forbid_unknown_fields=True):
     json_object: bool | None = None
 
 
+Hint = Annotated[str, Meta(max_length=HINT_CHARS_MAX)]
+"""What a client says of its request to whom it may concern: nothing depends on it."""
+
+
 class GenerationRequest(Struct, kw_only=True):
     """What chat and text completions have in common. Fields that are not here are passed over, for
     `gateway.api.request_body` looks at all names before."""
@@ -201,7 +208,10 @@ class GenerationRequest(Struct, kw_only=True):
     priority: Annotated[int, Meta(ge=PRIORITY_MIN, le=PRIORITY_MAX)] | None = None
     ttft_ms_max: Annotated[float, Meta(ge=TTFT_MS_MIN, le=TTFT_MS_MAX)] | None = None
     tbt_ms_max: Annotated[float, Meta(ge=TBT_MS_MIN, le=TBT_MS_MAX)] | None = None
-    user: Annotated[str, Meta(max_length=USER_CHARS_MAX)] | None = None
+    user: Hint | None = None
+    safety_identifier: Hint | None = None
+    prompt_cache_key: Hint | None = None
+    metadata: Annotated[dict[str, Hint], Meta(max_length=METADATA_ENTRIES_MAX)] | None = None
     cache_salt: Annotated[str, Meta(max_length=CACHE_SALT_CHARS_MAX)] | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
@@ -269,31 +279,3 @@ class DetokenizeRequest(Struct, kw_only=True):
 
     model: str | None = None
     tokens: Annotated[Raw, Meta(extra_json_schema={"type": "array", "items": TOKEN_ID_SCHEMA})]
-
-
-Neutral = dict[str, tuple[object, ...]]
-"""Parameters that are not supported, with the values at which they ask for nothing."""
-
-_GENERATION_NEUTRAL: Neutral = {
-    "include_stop_str_in_output": (None, False),
-    "length_penalty": (None, 1),
-    "metadata": (None, {}),
-    "prompt_logprobs": (None,),
-    "service_tier": (None, "auto", "default"),
-    "spaces_between_special_tokens": (None, True),
-    "truncate_prompt_tokens": (None,),
-    "use_beam_search": (None, False),
-}
-CHAT_NEUTRAL: Neutral = _GENERATION_NEUTRAL | {
-    "audio": (None,),
-    "function_call": (None, "none"),
-    "functions": (None, []),
-    "modalities": (None, ["text"]),
-    "prediction": (None,),
-    "reasoning_effort": (None, "none"),
-    "store": (None, False),
-    "web_search_options": (None,),
-}
-COMPLETION_NEUTRAL: Neutral = _GENERATION_NEUTRAL | {"suffix": (None, "")}
-TOKENIZE_NEUTRAL: Neutral = {}
-DETOKENIZE_NEUTRAL: Neutral = {}

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from gateway.api.tool_schema import call_schema
 from gateway.text.call_layouts import ToolFormat
-from structures.grammar import WHITESPACE
+from structures.grammar import WHITESPACE, without_unknown_formats
 
 _ARGUMENTS_KEY_OF = {ToolFormat.HERMES: "arguments", ToolFormat.LLAMA3_JSON: "parameters"}
 _CALL_OF = {
@@ -48,4 +48,4 @@ def form_or_calls(
 
 
 def _inline(schema: dict[str, object]) -> str:
-    return json.dumps(schema | {"x-guidance": {"whitespace_pattern": WHITESPACE}})
+    return json.dumps(without_unknown_formats(schema) | {"x-guidance": {"whitespace_pattern": WHITESPACE}})

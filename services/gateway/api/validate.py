@@ -201,8 +201,9 @@ def _check(
         check_range("min_tokens", request.min_tokens, 0, limits.context_tokens_max)
     client_stop_ids = tuple(request.stop_token_ids or ())
     check_token_ids("stop_token_ids", client_stop_ids, limits.vocabulary_tokens)
-    # An answer that is held to a form ends where the form is complete: then, too, with an end token.
-    end_token_ids = () if request.ignore_eos and asked.structure is None else limits.end_token_ids
+    # An answer that is held to a form ends where the form is complete, and nowhere else.
+    held = asked.structure is not None
+    end_token_ids = limits.end_token_ids if held or not request.ignore_eos else ()
     stop_token_ids = tuple(dict.fromkeys((*end_token_ids, *client_stop_ids)))
     if len(stop_token_ids) > STOP_TOKEN_IDS_MAX:
         count = f"{len(stop_token_ids)} entries with the model's {len(end_token_ids)} end tokens"
@@ -232,8 +233,8 @@ def _check(
         frequency_penalty=_or(request.frequency_penalty, 0.0),
         logit_bias=_logit_bias(request.logit_bias, limits),
         seed=_seed(request.seed),
-        stop=_stop_strings(request.stop),
-        stop_token_ids=stop_token_ids,
+        stop=() if held else _stop_strings(request.stop),
+        stop_token_ids=end_token_ids if held else stop_token_ids,
         structure=asked.structure,
         urgency=urgency_of(request, headers),
     )

@@ -28,7 +28,8 @@ class CallLayout:
     one, it may be missing. `bare`: the first group may stand at the answer's beginning without a marker.
     `marker` empty: nowhere else can one stand. `named`: no object has the name, each call stands as
     `marker name mark object`, where the object is its arguments and the mark may be missing. `marks`: what
-    else stands around calls and may be a special token."""
+    else stands around calls and may be a special token. `calls_only`: the answer was held to calls, so what
+    no call came of before it was cut is said to nobody."""
 
     marker: str
     opening: str = ""
@@ -37,6 +38,7 @@ class CallLayout:
     bare: bool = False
     named: bool = False
     marks: tuple[str, ...] = ()
+    calls_only: bool = False
 
 
 LAYOUT_OF = {
@@ -48,7 +50,7 @@ LAYOUT_OF = {
 MISTRAL_FORMATS = frozenset({ToolFormat.MISTRAL, ToolFormat.MISTRAL_ARGS})
 MISTRAL_ID_CHARS = 9
 """Mistral's templates refuse ids of calls that are not exactly so many letters and digits."""
-FORCED_LAYOUT = CallLayout("", opening="[", separator=",", closing="]", bare=True)
+FORCED_LAYOUT = CallLayout("", opening="[", separator=",", closing="]", bare=True, calls_only=True)
 """What `gateway.api.tool_schema.calls_schema` allows."""
 
 

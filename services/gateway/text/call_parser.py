@@ -3,7 +3,7 @@
 Formats differ in what stands around the calls, which a `CallLayout` says; the calls themselves are
 `gateway.text.call_scanner`'s. Rules that hold for all:
 - What may be the beginning of a call is held back, and comes out whole as words where it is none.
-- A call that has begun stays one, also where the answer ends within it.
+- A call that has begun stays one, also where the answer ends within it: then it was cut, whatever ended it.
 - White space next to a call belongs to its form.
 """
 
@@ -50,6 +50,8 @@ class CallParser:
         self._new_id = new_id
         self._state = _State.START if layout.bare else _State.WORDS
         self._calls = 0
+        self._cut = False
+        """The answer ended within a call."""
         self._held = ""
         """In START and WORDS: what may belong to a call that follows."""
         self._form: list[str] = []
@@ -72,7 +74,9 @@ class CallParser:
         return self._state is _State.COMPLETE
 
     def finish_reason(self, reason: FinishReason) -> str:
-        return TOOL_CALLS_REASON if self.called and reason is FinishReason.STOP else reason
+        if reason is not FinishReason.STOP or not self.called:
+            return reason
+        return FinishReason.LENGTH if self._cut else TOOL_CALLS_REASON
 
     def feed(self, text: str) -> tuple[ToolPiece, ...]:
         while text:
@@ -92,7 +96,10 @@ class CallParser:
         return self._taken()
 
     def finish(self) -> tuple[ToolPiece, ...]:
+        self._cut = self._state is _State.CALL and self._scanner.name is not None
         match self._state:
+            case _ if self._layout.calls_only:
+                pass
             case _State.START | _State.WORDS:
                 if not (self._behind_call and not self._held.strip(BLANK)):
                     self._say(self._held)

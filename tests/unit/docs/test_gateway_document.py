@@ -8,7 +8,8 @@ import pytest
 from tests.support.documents import code_spans, prose
 
 from gateway.api.operations import OPERATIONS
-from gateway.api.request_types import CHAT_NEUTRAL, COMPLETION_NEUTRAL, ChatRequest, CompletionRequest
+from gateway.api.neutral_parameters import CHAT_NEUTRAL, COMPLETION_NEUTRAL
+from gateway.api.request_types import ChatRequest, CompletionRequest
 from gateway.config import GatewayConfig
 
 pytestmark = pytest.mark.unit

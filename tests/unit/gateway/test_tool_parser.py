@@ -167,6 +167,11 @@ def test_a_forced_list_of_calls(tool_format: ToolFormat) -> None:
     assert read(tool_format, text, REQUIRED) == ("", [("f", F_ARGUMENTS), ("get_weather", "{}")])
 
 
+@pytest.mark.parametrize("text", ["[", "[\n  {", '[{"na', '[{"name": "f"', "  "])
+def test_a_forced_list_that_was_cut_before_its_first_call_says_nothing(text: str) -> None:
+    assert read(HERMES, text, REQUIRED) == ("", [])
+
+
 def test_a_named_call_is_the_whole_answer() -> None:
     assert read(HERMES, '{"a": "<tool_call>"}', NAMED) == ("", [("f", '{"a": "<tool_call>"}')])
     # Cut off before its first character it is a call nevertheless.
@@ -201,6 +206,11 @@ def test_why_an_answer_ended() -> None:
     parser.feed(CALL_F)
     assert parser.finish_reason(FinishReason.STOP) == "tool_calls"
     assert parser.finish_reason(FinishReason.LENGTH) == "length"
+    cut = tool_parser(AUTO, HERMES)
+    cut.feed(CALL_F[: CALL_F.index("}")])
+    cut.finish()
+    assert cut.called
+    assert cut.finish_reason(FinishReason.STOP) == "length"
     named = tool_parser(NAMED, HERMES)
     named.feed("{}")
     assert named.finish_reason(FinishReason.STOP) == "stop"
@@ -241,8 +251,8 @@ def test_cutting_changes_nothing(text: str, cuts: list[int], tool_format: ToolFo
     whole = said(parse(use, tool_format, text))
     assert said(parse(use, tool_format, *pieces)) == whole
     assert said(parse(use, tool_format, *text)) == whole
-    if not whole[1]:
-        assert whole[0] == text, "where there is no call, nothing is lost"
+    if not whole[1] and use is not REQUIRED:
+        assert whole[0] == text, "where there is no call, and none was forced, nothing is lost"
 
 
 @given(

@@ -6,9 +6,9 @@ import pytest
 
 from gateway.api.api_errors import ApiError
 from gateway.api.model_limits import ModelLimits
+from gateway.api.neutral_parameters import CHAT_NEUTRAL, COMPLETION_NEUTRAL
 from gateway.api.parameter_limits import CHOICES_MAX, STOP_STRINGS_MAX
 from gateway.api.request_body import decode_chat, decode_completion
-from gateway.api.request_types import CHAT_NEUTRAL, COMPLETION_NEUTRAL
 from gateway.api.urgency import Urgency
 from gateway.api.validate import (
     COMPLETION_TOKENS_DEFAULT,
@@ -53,6 +53,27 @@ def test_defaults_are_those_of_the_api() -> None:
     assert not generation.include_usage
     assert sampling(completion(), 10, LIMITS, 0).output_tokens_max == COMPLETION_TOKENS_DEFAULT
     assert sampling(completion(), 95, LIMITS, 0).output_tokens_max == 5
+
+
+@pytest.mark.parametrize(
+    "held",
+    [
+        {"response_format": {"type": "json_object"}},
+        {"guided_choice": ["a", "b"]},
+        {"tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "required"},
+    ],
+)
+def test_no_stop_ends_an_answer_that_is_held_to_a_form(held: dict[str, object]) -> None:
+    generation = chat(stop=["a"], stop_token_ids=[9], ignore_eos=True, **held)
+    assert (generation.stop, generation.stop_token_ids) == ((), LIMITS.end_token_ids)
+
+
+def test_hints_are_taken_and_bounded() -> None:
+    hints = {"safety_identifier": "s", "prompt_cache_key": "k", "metadata": {"a": "b"}}
+    assert chat(**hints) == chat(user="u") == chat()
+    assert completion(**hints) == completion()
+    assert refused(metadata={str(n): "" for n in range(17)}).param == "metadata"
+    assert refused(prompt_cache_key="x" * 513).param == "prompt_cache_key"
 
 
 def test_everything_given_is_taken() -> None:

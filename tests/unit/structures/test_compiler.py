@@ -19,7 +19,7 @@ from structures import matcher as structured
 from structures.compiler import StructureChecker, StructureCompiler
 from structures.errors import StructureBusyError, StructureError
 from structures.explanation import DETAIL_CHARS_MAX
-from structures.grammar import GRAMMAR_BYTES_MAX, REGEX_BYTES_MAX
+from structures.grammar import FORMATS, GRAMMAR_BYTES_MAX, REGEX_BYTES_MAX, without_unknown_formats
 from structures.matcher import CompiledStructure, Matcher
 
 pytestmark = pytest.mark.unit
@@ -48,6 +48,27 @@ def test_a_spec_that_cannot_be_met_says_why(
             compiled(compiler, kind, text)
         assert reason in str(caught.value)
         assert 0 < len(str(caught.value)) <= DETAIL_CHARS_MAX + 100
+
+
+def test_a_format_that_nobody_knows_is_a_remark() -> None:
+    path = {"type": "string", "format": "path", "enum": [{"format": "path"}]}
+    schema = {"properties": {"format": path, "at": {"format": "date"}}, "anyOf": [{"format": "color"}]}
+    assert without_unknown_formats(schema) == {
+        "properties": {
+            "format": {"type": "string", "enum": [{"format": "path"}]},
+            "at": {"format": "date"},
+        },
+        "anyOf": [{}],
+    }
+
+
+@pytest.mark.parametrize("form", sorted(FORMATS))
+def test_formats_that_are_known_compile(form: str, compiler: StructureCompiler) -> None:
+    compiled(compiler, StructureKind.JSON_SCHEMA, f'{{"type": "string", "format": "{form}"}}')
+
+
+def test_an_unknown_format_compiles(compiler: StructureCompiler) -> None:
+    compiled(compiler, StructureKind.JSON_SCHEMA, '{"type": "string", "format": "path"}')
 
 
 def test_a_long_text_is_refused_before_anything_is_done(compiler: StructureCompiler) -> None:
