@@ -188,6 +188,8 @@ class TenantUse:
             tokens_per_minute=limits.tokens_per_minute,
             concurrent_requests_max=limits.concurrent_requests_max,
         )
+        if self._gateways > 1:
+            message += f" at this gateway, whose part is one of {self._gateways}"
         return ApiError(
             OVERLOADED,
             message,

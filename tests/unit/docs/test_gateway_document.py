@@ -7,8 +7,8 @@ import msgspec
 import pytest
 from tests.support.documents import code_spans, prose
 
-from gateway.api.operations import OPERATIONS
 from gateway.api.neutral_parameters import CHAT_NEUTRAL, COMPLETION_NEUTRAL
+from gateway.api.operations import OPERATIONS
 from gateway.api.request_types import ChatRequest, CompletionRequest
 from gateway.config import GatewayConfig
 

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from gateway.api.api_errors import ApiError
 from gateway.api.model_limits import ModelLimits
+from gateway.api.neutral_parameters import CHAT_NEUTRAL, COMPLETION_NEUTRAL
 from gateway.api.prompts import prompts_of
 from gateway.api.request_body import decode_chat, decode_completion
-from gateway.api.neutral_parameters import CHAT_NEUTRAL, COMPLETION_NEUTRAL
 from gateway.api.request_types import ChatRequest, CompletionRequest
 from gateway.api.validate import check_chat, check_completion, sampling
 from policy.core import SamplingParams

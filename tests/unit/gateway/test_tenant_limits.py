@@ -140,13 +140,16 @@ def test_gateways_divide_and_a_change_takes_effect_at_once() -> None:
     for _ in range(28):
         with use.entered(caller):
             pass
-    with pytest.raises(ApiError), use.entered(caller):
+    with (
+        pytest.raises(ApiError, match="are used up at this gateway, whose part is one of 2$"),
+        use.entered(caller),
+    ):
         pass
     use.share_among(1)
     clock.now_s += 1.0
     with use.entered(caller):
         pass
-    with pytest.raises(ApiError), use.entered(caller):
+    with pytest.raises(ApiError, match="are used up$"), use.entered(caller):
         pass
 
 
