@@ -141,7 +141,7 @@ def test_gateways_divide_and_a_change_takes_effect_at_once() -> None:
         with use.entered(caller):
             pass
     with (
-        pytest.raises(ApiError, match="are used up at this gateway, whose part is one of 2$"),
+        pytest.raises(ApiError, match=r"are used up at this gateway, whose part is one of 2$"),
         use.entered(caller),
     ):
         pass
@@ -149,7 +149,7 @@ def test_gateways_divide_and_a_change_takes_effect_at_once() -> None:
     clock.now_s += 1.0
     with use.entered(caller):
         pass
-    with pytest.raises(ApiError, match="are used up$"), use.entered(caller):
+    with pytest.raises(ApiError, match=r"are used up$"), use.entered(caller):
         pass
 
 
