@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 from cluster.messages import InstanceRecord
 from cluster.registry import Registry, RegistryEvent
 from gateway.api.api_errors import invalid
-from gateway.api.model_limits import CONTEXT_EXCEEDED, ModelLimits, context_exceeded
-from gateway.api.ranges import shown
+from gateway.api.model_limits import CONTEXT_EXCEEDED, ModelLimits, answer_too_long, prompt_too_long
 from gateway.api.validate import Generation
 from kvhash import BLOCK_TOKENS
 from policy.core import Role
@@ -81,12 +80,8 @@ def limits_within(
         return limits
     asked_tokens = generation.output_tokens_max
     if asked_tokens is not None and prompt_tokens + asked_tokens > capacity.tokens_max:
-        param = generation.output_tokens_param
-        raise context_exceeded(
-            param,
-            f"prompt ({prompt_tokens} tokens) and {param} ({shown(asked_tokens)}) together exceed the "
-            f"{capacity.tokens_max} tokens that the largest instance of this cluster holds",
-        )
+        room = f"the {capacity.tokens_max} tokens that the largest instance of this cluster holds"
+        raise answer_too_long(generation.output_tokens_param, asked_tokens, prompt_tokens, room)
     return replace(limits, context_tokens_max=capacity.tokens_max)
 
 
@@ -94,7 +89,7 @@ def _check_prompt(capacity: Capacity, generation: Generation, prompt_tokens: int
     """With a block for each answer."""
     room_blocks = capacity.blocks - reserved_blocks(prompt_tokens, BLOCK_TOKENS, samples=0)
     if room_blocks < 1:
-        raise context_exceeded(
+        raise prompt_too_long(
             generation.prompt_param,
             f"it has {prompt_tokens} tokens, must have at most the {capacity.prompt_tokens_max} that the "
             "largest instance of this cluster holds",

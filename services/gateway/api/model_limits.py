@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from gateway.api.api_errors import ApiError, invalid
+from gateway.api.ranges import shown
 from gateway.text.call_layouts import ToolFormat
 
 CONTEXT_EXCEEDED = "context_length_exceeded"
@@ -26,7 +27,7 @@ def check_prompt_fits(param: str, prompt_tokens: int, limits: ModelLimits) -> No
     if prompt_tokens < 1:
         raise invalid(param, "the prompt has no tokens, must have at least one")
     if prompt_tokens >= limits.context_tokens_max:
-        raise context_exceeded(
+        raise prompt_too_long(
             param,
             f"the prompt has {prompt_tokens} tokens, which leaves no room for an answer in the context "
             f"of {limits.context_tokens_max} tokens",
@@ -35,11 +36,20 @@ def check_prompt_fits(param: str, prompt_tokens: int, limits: ModelLimits) -> No
 
 def text_too_long(param: str, chars: int, limits: ModelLimits) -> ApiError:
     """For a text so long that no tokenising is needed to see that it exceeds the context."""
-    return context_exceeded(
+    return prompt_too_long(
         param, f"a prompt of {chars} characters exceeds the context of {limits.context_tokens_max} tokens"
     )
 
 
-def context_exceeded(param: str, message: str) -> ApiError:
+def prompt_too_long(param: str, message: str) -> ApiError:
     """LangChain and litellm, which then cut or send elsewhere, know this error by these first words alone."""
     return invalid(param, f"prompt is too long: {message}", CONTEXT_EXCEEDED)
+
+
+def answer_too_long(param: str, output_tokens: int, prompt_tokens: int, room: str) -> ApiError:
+    """For an answer that may be longer than what the prompt leaves of `room`: the prompt is not at fault."""
+    message = (
+        f"{param} is too large: {shown(output_tokens)}, which with the {prompt_tokens} tokens of the prompt "
+        f"exceeds {room}"
+    )
+    return invalid(param, message, CONTEXT_EXCEEDED)

@@ -10,9 +10,9 @@ from types import MappingProxyType
 from typing import TypeVar
 
 from gateway.api.api_errors import MODEL_NOT_FOUND, ApiError, invalid
-from gateway.api.model_limits import ModelLimits, check_prompt_fits, context_exceeded
+from gateway.api.model_limits import ModelLimits, answer_too_long, check_prompt_fits
 from gateway.api.parameter_limits import SEED_MAX, TOKEN_ID_DIGITS_MAX
-from gateway.api.ranges import check_range, check_token_ids, shown
+from gateway.api.ranges import check_range, check_token_ids
 from gateway.api.request_types import ChatRequest, CompletionRequest, GenerationRequest, StreamOptions
 from gateway.api.structure import NamedStructure, structure_of
 from gateway.api.tools import ToolUse, tool_use_of
@@ -143,12 +143,8 @@ def sampling(
     else:
         output_tokens_max = generation.output_tokens_max
     if output_tokens_max > room_tokens:
-        raise context_exceeded(
-            generation.output_tokens_param,
-            f"prompt ({prompt_tokens} tokens) and {generation.output_tokens_param} "
-            f"({shown(output_tokens_max)}) together exceed the context of "
-            f"{limits.context_tokens_max} tokens",
-        )
+        room = f"the context of {limits.context_tokens_max} tokens"
+        raise answer_too_long(generation.output_tokens_param, output_tokens_max, prompt_tokens, room)
     if generation.output_tokens_min > output_tokens_max:
         raise invalid(
             "min_tokens",
