@@ -110,8 +110,8 @@ def test_the_message_names_the_limit_and_the_parameter() -> None:
             generation(),
             49,
             "messages",
-            "prompt is too long: it has 49 tokens, must have at most the 48 that the largest instance of this "
-            "cluster holds",
+            "prompt is too long: it has 49 tokens, must have at most the 48 that the largest instance of "
+            "this cluster holds",
         ),
         (
             generation(max_completion_tokens=30),
