@@ -8,6 +8,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import msgspec
 from aiohttp import web
@@ -172,7 +173,7 @@ class Api:
         form: AnswerForm,
     ) -> web.StreamResponse:
         orders = [
-            self._order(call, generation, prompt, place * generation.answers)
+            self._order(call, _about(generation, place, len(prompts)), prompt, place * generation.answers)
             for place, prompt in enumerate(prompts)
         ]
         call.reserve(
@@ -237,6 +238,13 @@ class Api:
             root=limits.name,
             max_model_len=limits.context_tokens_max,
         )
+
+
+def _about(generation: Generation, place: int, prompts: int) -> Generation:
+    """What is wrong with one of several prompts is said of that one."""
+    if prompts == 1:
+        return generation
+    return replace(generation, prompt_param=f"{generation.prompt_param}[{place}]")
 
 
 async def _no_route(http: web.Request, _call: Call) -> web.StreamResponse:

@@ -27,6 +27,15 @@ _LENGTH_LIMIT = re.compile(
 )
 _PATTERN = re.compile(r"^Expected `str` matching regex (?P<pattern>.*)$", re.DOTALL)
 _UNSUPPORTED_IN_MESSAGE = re.compile(r"^messages\[[^]]*\]\.(annotations|audio|function_call|refusal)(?=$|\W)")
+_OTHER_PART = re.compile(
+    r"^(?P<part>messages\[[^]]*\]\.content\[[^]]*\])\."
+    r"(?:type\.Invalid enum value|.*unknown field `(?:image_url|input_audio|video_url|file)`)"
+)
+"""By what is wrong with its type, or with what came before that."""
+_LONE_SURROGATE = re.compile(
+    rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])"
+    rb"|(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+)
 _STEP = re.compile(r"\[(?P<index>\d+)\]|(?P<name>[^.\[\]]+)")
 _WORDS = {">=": "at least", "<=": "at most", ">": "greater than", "<": "less than"}
 
@@ -40,6 +49,9 @@ def explained(error: msgspec.ValidationError, values: Mapping[str, Raw], root: s
     if unsupported := _UNSUPPORTED_IN_MESSAGE.match(path):
         param = unsupported[0]
         return invalid(param, f"{param} is not supported (only as null or empty)", "unsupported_parameter")
+    if other_part := _OTHER_PART.match(f"{path}.{what}"):
+        param = other_part["part"]
+        return invalid(param, f"{param} is no text: other parts are not supported", "unsupported_parameter")
     if unknown := _UNKNOWN_FIELD.search(what):
         return unknown_parameter(f"{path}.{unknown['field']}" if path else unknown["field"])
     if missing := _MISSING_FIELD.search(what):
@@ -47,12 +59,20 @@ def explained(error: msgspec.ValidationError, values: Mapping[str, Raw], root: s
         return invalid(param, f"{param} is missing", "missing_required_parameter")
     if broken := _broken_limit(path, what, values):
         return invalid(path, broken)
-    return invalid(path or None, f"{path}: {what}" if path else what, "invalid_type")
+    code = "invalid_value" if what.startswith("Invalid ") else "invalid_type"
+    return invalid(path or None, f"{path}: {what}" if path else what, code)
 
 
 def unknown_parameter(name: str) -> ApiError:
     param = name[:NAME_CHARS_SHOWN_MAX]
     return invalid(param, f"unknown parameter: {param}", "unknown_parameter")
+
+
+def unreadable(error: Exception, body: bytes) -> ApiError:
+    """For what is no JSON. msgspec says of half a character that the body was cut."""
+    if _LONE_SURROGATE.search(body):
+        return not_json(r"a string has half of a character, one of \ud800 to \udfff without the other half")
+    return not_json(str(error))
 
 
 def not_json(reason: str) -> ApiError:

@@ -7,7 +7,7 @@ from typing import TypeVar
 import msgspec
 
 from gateway.api.api_errors import invalid
-from gateway.api.body_errors import PROMPT_PARAMS, explained, not_json
+from gateway.api.body_errors import PROMPT_PARAMS, explained, unreadable
 from gateway.api.neutral_parameters import (
     CHAT_NEUTRAL,
     COMPLETION_NEUTRAL,
@@ -91,7 +91,7 @@ def _decode(body: bytes, request_class: type[RequestT]) -> RequestT:
     except msgspec.ValidationError as error:
         raise explained(error, values) from error
     except (msgspec.MsgspecError, RecursionError) as error:
-        raise not_json(str(error)) from error
+        raise unreadable(error, body) from error
 
 
 def _check_unread(param: str, value: msgspec.Raw, neutral: Neutral) -> None:

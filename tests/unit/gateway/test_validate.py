@@ -167,7 +167,7 @@ def test_everything_given_is_taken() -> None:
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].tool_call_id"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url", "text": "x"}]}]},
-            "messages[0].content[0].type",
+            "messages[0].content[0]",
         ),
         ({"messages": [{"role": "assistant", "content": "x", "audio": {"id": "a"}}]}, "messages[0].audio"),
         ({"n": 0}, "n"),
