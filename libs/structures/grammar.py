@@ -26,6 +26,8 @@ FORMATS = frozenset(
 """Strings that are held to their `format`. By JSON Schema any other format is a remark."""
 _VALUES = frozenset({"const", "default", "enum", "examples"})
 """Keywords behind which stands no schema but JSON of any kind."""
+_SCHEMAS_BY_NAME = frozenset({"properties", "patternProperties", "$defs", "definitions"})
+"""Keywords behind which stand schemas by names that somebody chose: none of these names is a keyword."""
 
 
 def check_size(spec: StructureSpec) -> None:
@@ -58,18 +60,29 @@ def _of_json_schema(text: str) -> str:
 
 
 def without_unknown_formats(schema: dict[str, object]) -> dict[str, object]:
-    """A schema that allows the same, without the remarks."""
-    return {
-        key: value if key in _VALUES else _kept(value)
-        for key, value in schema.items()
-        if not (key == "format" and isinstance(value, str) and value not in FORMATS)
-    }
+    """A schema that allows the same, without the remarks. However deep it is: what is too deep is for
+    compiling to say."""
+    kept = dict(schema)
+    unread: list[tuple[dict[str, object] | list[object], bool]] = [(kept, False)]
+    while unread:
+        node, names = unread.pop()
+        if isinstance(node, list):
+            for index, value in enumerate(node):
+                if isinstance(value, dict | list):
+                    node[index] = copied = value.copy()
+                    unread.append((copied, False))
+            continue
+        if not names and _is_remark(node.get("format")):
+            del node["format"]
+        for key, value in node.items():
+            if isinstance(value, dict | list) and (names or key not in _VALUES):
+                node[key] = copied = value.copy()
+                unread.append((copied, not names and key in _SCHEMAS_BY_NAME))
+    return kept
 
 
-def _kept(value: object) -> object:
-    if isinstance(value, dict):
-        return without_unknown_formats(value)
-    return [_kept(each) for each in value] if isinstance(value, list) else value
+def _is_remark(form: object) -> bool:
+    return isinstance(form, str) and form not in FORMATS
 
 
 def _of_regex(text: str) -> str:

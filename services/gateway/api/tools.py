@@ -177,6 +177,8 @@ def _form_or_calls(
         text = tool_grammar.form_or_calls(schema, _functions(tools), tool_format, parallel=parallel)
     except SchemaTooDeepError as error:
         raise _too_deep(error) from error
+    except RecursionError as error:
+        raise invalid(form.param, f"{form.param} is nested too deep: {error}") from error
     size_bytes = len(text.encode())
     check_range(f"{form.param} and tools (bytes)", size_bytes, 0, GRAMMAR_BYTES_MAX, param=form.param)
     return NamedStructure(form.param, StructureSpec(StructureKind.GRAMMAR, text))

@@ -213,7 +213,7 @@ def _check(
         output_tokens_param=asked.output_tokens_param,
         output_tokens_max=asked.output_tokens_max,
         output_tokens_default=asked.output_tokens_default,
-        output_tokens_min=_or(request.min_tokens, 0),
+        output_tokens_min=0 if held else _or(request.min_tokens, 0),
         answers=_or(request.n, 1),
         logprobs=asked.logprobs,
         echo=asked.echo,

@@ -51,7 +51,7 @@ class CallParser:
         self._state = _State.START if layout.bare else _State.WORDS
         self._calls = 0
         self._cut = False
-        """The answer ended within a call."""
+        """The answer ended within the arguments of a call."""
         self._held = ""
         """In START and WORDS: what may belong to a call that follows."""
         self._form: list[str] = []
@@ -96,7 +96,7 @@ class CallParser:
         return self._taken()
 
     def finish(self) -> tuple[ToolPiece, ...]:
-        self._cut = self._state is _State.CALL and self._scanner.name is not None
+        self._cut = self._state is _State.CALL and self._scanner.within_arguments
         match self._state:
             case _ if self._layout.calls_only:
                 pass

@@ -123,6 +123,11 @@ class CallScanner:
                 position = self._punctuation(text[position], position)
         return position
 
+    @property
+    def within_arguments(self) -> bool:
+        """Some of a call's arguments came, and more must follow."""
+        return self._streaming
+
     def take_arguments(self) -> str:
         """What of the arguments came since the last time; nothing before there is a `name`."""
         taken = "".join(self._arguments)
@@ -248,6 +253,10 @@ class HeadedCallScanner:
         if self._value.ended or self._value.broken:
             self.outcome = Outcome.ENDED
         return end
+
+    @property
+    def within_arguments(self) -> bool:
+        return self.name is not None and self.outcome is Outcome.MORE
 
     def take_arguments(self) -> str:
         taken = "".join(self._arguments)

@@ -149,7 +149,7 @@ async def test_through_the_api_it_is_named_and_nothing_is_placed(tmp_path) -> No
     async with running_cluster(write_model_folder(tmp_path), capacity=Capacity(4)) as cluster:
         for parameters, param in (
             ({"prompt": [5] * 49}, "prompt"),
-            ({"prompt": [[5] * 8, [5] * 49]}, "prompt"),
+            ({"prompt": [[5] * 8, [5] * 49]}, "prompt[1]"),
             ({"prompt": [5] * 40, "max_tokens": 24}, "max_tokens"),
             ({"prompt": [5] * 33, "max_tokens": 8, "n": 2}, "n"),
         ):

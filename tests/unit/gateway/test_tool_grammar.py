@@ -152,3 +152,13 @@ def test_what_cannot_be_both_is_refused(
     with pytest.raises(ApiError) as caught:
         use_of(tool_format, **parameters)
     assert (caught.value.kind.status, caught.value.param) == (400, param)
+
+
+@pytest.mark.parametrize("depth", [100, 200, 300, 400, 450])
+def test_how_deep_a_form_is_nested_is_for_compiling_to_say(depth: int) -> None:
+    schema: dict[str, object] = {"type": "string", "format": "path"}
+    for _ in range(depth):
+        schema = {"anyOf": [schema]}
+    text = spec_of(use_of(HERMES, response_format=None, guided_json=schema)).text
+    assert text.count('{"anyOf": ') > depth
+    assert "path" not in text

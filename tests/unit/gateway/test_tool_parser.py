@@ -211,6 +211,11 @@ def test_why_an_answer_ended() -> None:
     cut.finish()
     assert cut.called
     assert cut.finish_reason(FinishReason.STOP) == "length"
+    # Small models leave out the last brace: the arguments are whole.
+    braceless = tool_parser(AUTO, HERMES)
+    braceless.feed(CALL_F[: CALL_F.index("\n</")].removesuffix("}"))
+    braceless.finish()
+    assert braceless.finish_reason(FinishReason.STOP) == "tool_calls"
     named = tool_parser(NAMED, HERMES)
     named.feed("{}")
     assert named.finish_reason(FinishReason.STOP) == "stop"

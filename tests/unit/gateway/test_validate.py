@@ -64,8 +64,9 @@ def test_defaults_are_those_of_the_api() -> None:
     ],
 )
 def test_no_stop_ends_an_answer_that_is_held_to_a_form(held: dict[str, object]) -> None:
-    generation = chat(stop=["a"], stop_token_ids=[9], ignore_eos=True, **held)
+    generation = chat(stop=["a"], stop_token_ids=[9], ignore_eos=True, min_tokens=5, **held)
     assert (generation.stop, generation.stop_token_ids) == ((), LIMITS.end_token_ids)
+    assert generation.output_tokens_min == 0
 
 
 def test_hints_are_taken_and_bounded() -> None:

@@ -62,6 +62,30 @@ def test_a_format_that_nobody_knows_is_a_remark() -> None:
     }
 
 
+@pytest.mark.parametrize("keyword", ["properties", "patternProperties", "$defs", "definitions"])
+@pytest.mark.parametrize("name", ["const", "default", "enum", "examples", "format", "properties"])
+def test_a_name_that_reads_like_a_keyword_is_a_name(keyword: str, name: str) -> None:
+    schema = {keyword: {name: {"type": "string", "format": "path"}}, "default": {"format": "path"}}
+    assert without_unknown_formats(schema) == {
+        keyword: {name: {"type": "string"}},
+        "default": {"format": "path"},
+    }
+    assert schema[keyword] == {name: {"type": "string", "format": "path"}}, "what was given is left as it was"
+
+
+def test_no_schema_is_too_deep_for_remarks() -> None:
+    deep: dict[str, object] = {"format": "path"}
+    for _ in range(5_000):
+        deep = {"anyOf": [deep]}
+    kept: object = without_unknown_formats(deep)
+    depth = 0
+    while kept:
+        assert isinstance(kept, dict)
+        (kept,) = kept["anyOf"]
+        depth += 1
+    assert depth == 5_000
+
+
 @pytest.mark.parametrize("form", sorted(FORMATS))
 def test_formats_that_are_known_compile(form: str, compiler: StructureCompiler) -> None:
     compiled(compiler, StructureKind.JSON_SCHEMA, f'{{"type": "string", "format": "{form}"}}')
