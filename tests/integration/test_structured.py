@@ -83,8 +83,8 @@ def test_cut_by_max_tokens_it_says_length(tiny_stack: RunningStack) -> None:
     ("parameters", "named"),
     [
         ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"not": {}}}}}, "not"),
-        ({"guided_regex": "(a"}, "guided_regex: regex: .*unclosed"),
-        ({"guided_grammar": "start: nowhere"}, "guided_grammar: grammar: .*nowhere"),
+        ({"guided_regex": "(a"}, "guided_regex: .*unclosed"),
+        ({"guided_grammar": "start: nowhere"}, "guided_grammar: .*nowhere"),
     ],
 )
 def test_a_form_that_does_not_compile_is_a_400(
