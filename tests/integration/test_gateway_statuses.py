@@ -4,7 +4,7 @@ import json
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from http.client import HTTPResponse
 from pathlib import Path
@@ -13,6 +13,7 @@ from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 import pytest
+from tests.support.eventually import soon
 from tests.support.loose_stack import LooseStack, loose_stack
 
 from engine.layout import KVLayout
@@ -82,13 +83,6 @@ def asked(stack: LooseStack, gateway: str, parameters: dict[str, object]) -> Req
     body = {"model": "tiny", "prompt": [5, 6, 7], "max_tokens": 4, "ignore_eos": True} | parameters
     url, headers = stack.url(gateway) + "/v1/completions", {"content-type": "application/json"}
     return Request(url, json.dumps(body).encode(), headers)
-
-
-def wait_until(holds: Callable[[], bool]) -> None:
-    ends_at_s = time.monotonic() + SETTLES_S_MAX
-    while not holds():
-        assert time.monotonic() < ends_at_s
-        time.sleep(0.01)
 
 
 def value(stack: LooseStack, gateway: str, metric: str) -> float:
@@ -191,7 +185,11 @@ def test_overload_deadlines_and_what_drains(stack: LooseStack, model: Path) -> N
     answers: list[Told] = []
     waiting = threading.Thread(target=lambda: answers.append(ask(stack, gateway="gateway-1")))
     waiting.start()
-    wait_until(lambda: value(stack, "gateway-1", "moonpool_gateway_in_progress_requests") == 1)
+    soon(
+        lambda: value(stack, "gateway-1", "moonpool_gateway_in_progress_requests") == 1,
+        SETTLES_S_MAX,
+        look_s=0.01,
+    )
     told = ask(stack, gateway="gateway-1")
     assert (told.status, told.headers["x-moonpool-rejected-reason"]) == (429, "gateway_full"), told
     assert int(told.headers["retry-after"]) >= 1
@@ -204,7 +202,11 @@ def test_overload_deadlines_and_what_drains(stack: LooseStack, model: Path) -> N
     with streaming(stack, max_tokens=1000) as stream:
         assert stream.readline().startswith(b"data: {")
         stack.signal("decode-0", signal.SIGTERM)
-        wait_until(lambda: any(line.get("message") == "draining" for line in stack.log_lines("decode-0")))
+        soon(
+            lambda: any(line.get("message") == "draining" for line in stack.log_lines("decode-0")),
+            SETTLES_S_MAX,
+            look_s=0.01,
+        )
         told = ask(stack)
         assert told.status == 503, told
         assert int(told.headers["retry-after"]) >= 1

@@ -3,8 +3,7 @@
 import json
 import re
 import ssl
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from urllib.request import urlopen
 
 import pytest
 from tests.support.certificates import Certificate, certificate
+from tests.support.eventually import soon
 from tests.support.loose_stack import LooseStack
 from tests.support.timed_stack import timed_stack
 
@@ -89,13 +89,6 @@ def ask(api: Api, prompt: list[int], **parameters: object) -> int:
     return int(usage["prompt_tokens_details"]["cached_tokens"])
 
 
-def soon(true: Callable[[], bool]) -> None:
-    ends_at_s = time.monotonic() + SOON_S_MAX
-    while not true():
-        assert time.monotonic() < ends_at_s
-        time.sleep(0.1)
-
-
 def let_in(api: Api) -> bool:
     try:
         api.get("/models")
@@ -109,11 +102,11 @@ def let_in(api: Api) -> bool:
 def test_no_tenant_finds_what_another_cached(edge: Edge) -> None:
     acme, beta = edge.api("acme"), edge.api("beta")
     assert ask(acme, PROMPT) == 0
-    soon(lambda: ask(acme, PROMPT) >= 64)
+    soon(lambda: ask(acme, PROMPT) >= 64, SOON_S_MAX)
     assert ask(beta, PROMPT) == 0
     assert ask(acme, PROMPT, cache_salt="mine") == 0
-    soon(lambda: ask(beta, PROMPT) >= 64)
-    soon(lambda: ask(acme, PROMPT, cache_salt="mine") >= 64)
+    soon(lambda: ask(beta, PROMPT) >= 64, SOON_S_MAX)
+    soon(lambda: ask(acme, PROMPT, cache_salt="mine") >= 64, SOON_S_MAX)
 
 
 def test_operation_is_open_and_the_api_is_not(edge: Edge) -> None:
@@ -166,17 +159,17 @@ def test_keys_that_change_hold_soon_and_broken_ones_never(edge: Edge) -> None:
     new = [edge.api("new", name) for name in GATEWAYS]
     acme = [edge.api("acme", name) for name in GATEWAYS]
     edge.keys.write_text(KEYS + f'[tenants.new]\nkeys = ["{hash_line("mp-new")}"]\n')
-    soon(lambda: all(map(let_in, new)))
+    soon(lambda: all(map(let_in, new)), SOON_S_MAX)
     edge.keys.write_text("[tenants.new]\nkeys = 5\n")
 
     def told() -> bool:
         lines = [line for name in GATEWAYS for line in edge.stack.log_lines(name)]
         return sum("not read again" in str(line["message"]) for line in lines) >= len(GATEWAYS)
 
-    soon(told)
+    soon(told, SOON_S_MAX)
     assert all(map(let_in, [*new, *acme]))
     edge.keys.write_text(KEYS)
-    soon(lambda: not any(map(let_in, new)))
+    soon(lambda: not any(map(let_in, new)), SOON_S_MAX)
     assert all(map(let_in, acme))
     logs = "".join(json.dumps(edge.stack.log_lines(name)) for name in GATEWAYS)
     assert "mp-acme" not in logs
@@ -193,10 +186,10 @@ def test_a_certificate_that_changes_is_shown_soon(edge: Edge, tmp_path: Path) ->
         seen = ssl.get_server_certificate(("127.0.0.1", edge.port), timeout=HTTP_S_MAX)
         return seen.strip() == pem.decode().strip()
 
-    soon(lambda: all(shown(other.cert.read_bytes()) for _ in range(8)))
+    soon(lambda: all(shown(other.cert.read_bytes()) for _ in range(8)), SOON_S_MAX)
     edge.made.cert.write_bytes(before[0])
     edge.made.key.write_bytes(before[1])
-    soon(lambda: all(shown(before[0]) for _ in range(8)))
+    soon(lambda: all(shown(before[0]) for _ in range(8)), SOON_S_MAX)
 
 
 def test_the_log_of_a_request_says_whose_it_was_by_both_ids(edge: Edge) -> None:
@@ -219,7 +212,7 @@ def test_the_log_of_a_request_says_whose_it_was_by_both_ids(edge: Edge) -> None:
 def test_where_one_gateway_is_killed_the_other_serves_on(edge: Edge) -> None:
     """Last: afterwards there is only one."""
     own = edge.api("acme", "gateway-1")
-    soon(lambda: _limits_divided_by(edge, "gateway-1") == 2)
+    soon(lambda: _limits_divided_by(edge, "gateway-1") == 2, SOON_S_MAX)
     body = {"model": "tiny", "prompt": PROMPT, "max_tokens": 60, "ignore_eos": True}
     with ThreadPoolExecutor(1) as pool:
         events = own.stream("/completions", body)
@@ -227,12 +220,12 @@ def test_where_one_gateway_is_killed_the_other_serves_on(edge: Edge) -> None:
         rest = pool.submit(lambda: list(events))
         edge.stack.kill("gateway-0")
         # What the kernel had given to the dead one is lost; whoever asks from now on is answered.
-        soon(lambda: _answered(edge))
+        soon(lambda: _answered(edge), SOON_S_MAX)
         for _ in range(10):
             ask(edge.api("acme"), PROMPT)
         assert rest.result(SOON_S_MAX)
     # Its lease ends, and with it the part of every limit that it had.
-    soon(lambda: _limits_divided_by(edge, "gateway-1") == 1)
+    soon(lambda: _limits_divided_by(edge, "gateway-1") == 1, SOON_S_MAX)
 
 
 def _limits_divided_by(edge: Edge, name: str) -> float:

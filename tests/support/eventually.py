@@ -1,6 +1,7 @@
 """Waiting in tests for states that announce themselves by no event."""
 
 import asyncio
+import time
 from collections.abc import Callable
 
 WAIT_S_MAX = 5.0
@@ -21,3 +22,11 @@ async def eventually(condition: Callable[[], object], timeout_s: float = WAIT_S_
     async with asyncio.timeout(timeout_s):
         while not condition():  # noqa: ASYNC110  # what it waits for is another room's state, without an event
             await asyncio.sleep(0.001)
+
+
+def soon(condition: Callable[[], object], timeout_s: float, look_s: float = 0.1) -> None:
+    """The same where no event loop runs: states of other processes, looked at every `look_s`."""
+    ends_at_s = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < ends_at_s
+        time.sleep(look_s)

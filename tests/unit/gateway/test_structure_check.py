@@ -111,9 +111,8 @@ async def test_who_takes_too_long_is_refused_and_who_waits_behind_may_come_again
     await check.check(named(StructureKind.REGEX, "slow"))
 
 
-async def test_a_tokenizer_that_is_still_being_read_is_not_the_clients_fault(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def slow_reading(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """The tokenizer is read once this is set."""
     go_on = threading.Event()
 
     def slow(*model: object) -> Vocabulary:
@@ -121,6 +120,13 @@ async def test_a_tokenizer_that_is_still_being_read_is_not_the_clients_fault(
         return read_vocabulary(*model)
 
     monkeypatch.setattr(compiler, "read_vocabulary", slow)
+    return go_on
+
+
+async def test_a_tokenizer_that_is_still_being_read_is_not_the_clients_fault(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    go_on = slow_reading(monkeypatch)
     monkeypatch.setattr(structure_check, "CHECK_WAIT_S_MAX", 0.05)
     monkeypatch.setattr(structure_check, "READ_WAIT_S_MAX", 0.05)
     check = StructureCheck(tiny_folder(), 512, (2,))
@@ -136,13 +142,7 @@ async def test_a_tokenizer_that_is_still_being_read_is_not_the_clients_fault(
 async def test_the_first_who_come_wait_for_the_tokenizer_beside_their_own_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    go_on = threading.Event()
-
-    def slow(*model: object) -> Vocabulary:
-        assert go_on.wait(20)
-        return read_vocabulary(*model)
-
-    monkeypatch.setattr(compiler, "read_vocabulary", slow)
+    go_on = slow_reading(monkeypatch)
     check = StructureCheck(tiny_folder(), 512, (2,))
     leaving, staying = (asyncio.create_task(check.check(named(StructureKind.JSON_OBJECT))) for _ in range(2))
     await asyncio.sleep(0.01)
